@@ -1,0 +1,10 @@
+package session
+
+import "golang.org/x/sys/unix"
+
+const (
+	getTermios = unix.TIOCGETA
+	setTermios = unix.TIOCSETA
+)
+
+type termFlags = uint64

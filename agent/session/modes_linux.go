@@ -1,0 +1,10 @@
+package session
+
+import "golang.org/x/sys/unix"
+
+const (
+	getTermios = unix.TCGETS
+	setTermios = unix.TCSETS
+)
+
+type termFlags = uint32

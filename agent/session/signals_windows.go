@@ -1,0 +1,12 @@
+package session
+
+import "syscall"
+
+// signalNames is constant; Windows knows how to end a process, no more.
+var signalNames = []struct {
+	name   string
+	number syscall.Signal
+}{
+	{"KILL", syscall.SIGKILL},
+	{"TERM", syscall.SIGTERM},
+}

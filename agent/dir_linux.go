@@ -119,9 +119,10 @@ func serveDir(ctx context.Context, cfg DirConfig, boot wire.Boot, conn net.Conn,
 	t, err := newTarget(settings{
 		boot: boot, version: cfg.Version, log: cfg.Log, reaper: reaper, program: program, owner: account,
 		accounts: func(string) (session.Account, error) { return account, nil },
-		env:      append(inherited(cfg.Env), "HELIX_WORKSPACE="+boot.Workspace, "HELIX_ADDR="+boot.Address),
-		watch:    ports.Config{Processes: family, Prefer: prefer, Log: cfg.Log},
-		checks:   []check{{wire.CheckWorkspace, func() error { return writable(boot.Dir) }}},
+		env: append(inherited(cfg.Env),
+			"HELIX_WORKSPACE="+boot.Workspace, "HELIX_ADDR="+boot.Address, "HELIX_TARGET="+boot.Target),
+		watch:  ports.Config{Processes: family, Prefer: prefer, Log: cfg.Log},
+		checks: []check{{wire.CheckWorkspace, func() error { return writable(boot.Dir) }}},
 		shutdown: func() {
 			select {
 			case shutdown <- struct{}{}:

@@ -1,0 +1,169 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"helix.local/helix/agent/wire"
+	"helix.local/helix/vmctl"
+	"helix.local/helix/workspaces"
+)
+
+// recover brings what an earlier gateway left to an end or goes on with it. The
+// registry says what was meant; only a shim that answers for the same machine
+// and start says what is.
+func (g *Gateway) recover(ctx context.Context) {
+	for _, ws := range g.registry.List() {
+		k := g.keep(ws.Name)
+		<-k.turn // nobody else knows the keeper yet
+		g.relisten(ctx, ws.Name)
+		if !g.spawn(func(ctx context.Context) {
+			defer k.give()
+			k.resume(ctx, ws)
+		}) {
+			return
+		}
+	}
+	g.sweep(ctx)
+}
+
+// sweep ends virtual machines that no record knows: their workspace was
+// deleted while its gateway died. Those of records that cannot be read stay.
+func (g *Gateway) sweep(ctx context.Context) {
+	entries, err := os.ReadDir(g.path("vm"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		g.log.WarnContext(ctx, "virtual machines not looked through", "err", err)
+	}
+	known := map[string]bool{}
+	for _, ws := range g.registry.List() {
+		known[ws.Name] = true
+	}
+	for _, broken := range g.registry.Broken() {
+		known[broken.Name] = true
+	}
+	for _, e := range entries {
+		if known[e.Name()] {
+			continue
+		}
+		dir := g.vmDir(e.Name())
+		if err := errors.Join(g.cleanVM(ctx, dir), os.RemoveAll(dir)); err != nil {
+			g.log.WarnContext(ctx, "leftover not removed", "dir", dir, "err", err)
+			continue
+		}
+		g.log.InfoContext(ctx, "leftover removed", "dir", filepath.Base(dir))
+	}
+}
+
+// resume takes up one workspace. The turn is held.
+func (k *keeper) resume(ctx context.Context, ws workspaces.Workspace) {
+	t := ws.ActiveTarget()
+	if t.State == workspaces.Deleting {
+		if err := k.remove(ctx); err != nil {
+			k.g.log.WarnContext(ctx, "removal not finished", "workspace", k.name, "err", err)
+		}
+		return
+	}
+	switch t.Kind {
+	case workspaces.KindDir:
+		k.resumeDir(ctx, t)
+	case workspaces.KindVM:
+		k.resumeVM(ctx, ws, t)
+	case workspaces.KindHost: // joins by itself
+	}
+}
+
+// resumeDir starts a directory target that was meant to run: its agent ended
+// with the gateway that started it.
+func (k *keeper) resumeDir(ctx context.Context, t workspaces.Target) {
+	if err := k.settle(ctx); err != nil {
+		k.g.log.WarnContext(ctx, "state not settled", "workspace", k.name, "err", err)
+		return
+	}
+	if t.Desired != workspaces.DesiredRunning {
+		return
+	}
+	s, err := k.prepare(ctx)
+	if err != nil {
+		k.refused(ctx, t, err)
+		return
+	}
+	k.start(ctx, *s)
+}
+
+// refused records a start that did not even begin.
+func (k *keeper) refused(ctx context.Context, t workspaces.Target, err error) {
+	k.move(ctx, t, workspaces.Move{To: workspaces.Starting, Stage: workspaces.StagePrepare})
+	k.move(ctx, t, workspaces.Move{To: workspaces.Failed, Reason: err.Error(), Hint: hintOf(err)})
+}
+
+// resumeVM adopts the machine if its shim still answers, and records its end otherwise.
+func (k *keeper) resumeVM(ctx context.Context, ws workspaces.Workspace, t workspaces.Target) {
+	vm, err := vmctl.Adopt(ctx, k.g.vmDir(ws.Name), t.VM.UUID, t.Generation)
+	if err != nil {
+		k.lost(ctx, ws, t, err)
+		return
+	}
+	run := &vmRunner{g: k.g, vm: vm, dir: k.g.vmDir(ws.Name)}
+	k.g.log.InfoContext(ctx, "virtual machine adopted", "workspace", k.name, "state", string(t.State))
+	switch t.State {
+	case workspaces.Starting:
+		prepared, err := k.g.prepareVM(ctx, ws, t)
+		if err != nil {
+			k.refuseAdopted(ctx, t, run, err)
+			return
+		}
+		// The secret is in the guest or spent already; this gateway never sees it.
+		s := prepared(ws, t, wire.Secret(""))
+		k.attempt(ctx, s, func(context.Context, *instance) (runner, error) { return run, nil })
+	case workspaces.Running, workspaces.Unknown:
+		k.takeUp(ctx, t, run)
+	case workspaces.Stopping, workspaces.Stopped, workspaces.Failed, workspaces.Deleting:
+		inst := newInstance(k.name, t.Name, t.ID, t.Generation, k.g.log)
+		k.setLive(inst)
+		k.attach(ctx, inst, run)
+		if err := k.halt(ctx); err != nil {
+			k.g.log.ErrorContext(ctx, "stop not finished", "workspace", k.name, "err", err)
+		}
+	}
+}
+
+func (k *keeper) refuseAdopted(ctx context.Context, t workspaces.Target, run runner, err error) {
+	err = errors.Join(err, run.kill(ctx))
+	k.move(ctx, t, workspaces.Move{To: workspaces.Failed, Reason: err.Error(), Hint: hintOf(err)})
+}
+
+// takeUp goes on with a machine that runs. It was ready once, so the router may
+// use it as soon as its agent is back.
+func (k *keeper) takeUp(ctx context.Context, t workspaces.Target, run runner) {
+	inst := newInstance(k.name, t.Name, t.ID, t.Generation, k.g.log)
+	inst.setUp() // before the first session, so that it gets its identity
+	k.setLive(inst)
+	k.attach(ctx, inst, run)
+	if t.State == workspaces.Unknown {
+		k.move(ctx, t, workspaces.Move{To: workspaces.Running, Generation: t.Generation})
+	}
+}
+
+// lost records that a machine that should be there is not, and removes its remains.
+func (k *keeper) lost(ctx context.Context, ws workspaces.Workspace, t workspaces.Target, err error) {
+	reason := "it ended while no gateway ran"
+	if exit, err := vmctl.ReadExit(k.g.vmDir(ws.Name)); err == nil && exit.UUID == t.VM.UUID && exit.Generation == t.Generation {
+		reason += ": " + fate(exit).Error()
+	}
+	if !errors.Is(err, vmctl.ErrNotRunning) {
+		reason = fmt.Sprintf("it could not be adopted: %v", err)
+	}
+	if err := k.g.cleanVM(ctx, k.g.vmDir(ws.Name)); err != nil {
+		reason += "; " + err.Error()
+	}
+	switch t.State {
+	case workspaces.Starting, workspaces.Running, workspaces.Unknown:
+		k.move(ctx, t, workspaces.Move{To: workspaces.Failed, Reason: reason, Hint: "helix start " + k.name})
+	case workspaces.Stopping:
+		k.move(ctx, t, workspaces.Move{To: workspaces.Stopped, Reason: reason})
+	case workspaces.Stopped, workspaces.Failed, workspaces.Deleting: // as it should be
+	}
+}

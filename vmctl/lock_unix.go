@@ -1,0 +1,41 @@
+//go:build unix
+
+package vmctl
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// lockRun takes the lock of a run folder, or fails with ErrRunning. The lock
+// belongs to the open file: a child that inherits it keeps it, so it is free only
+// when the shim and its QEMU are both gone.
+func lockRun(path string) (*os.File, error) {
+	for {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+		if err != nil {
+			return nil, fmt.Errorf("lock run folder: %w", err)
+		}
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			_ = f.Close() // nothing was written
+			if errors.Is(err, unix.EWOULDBLOCK) {
+				return nil, ErrRunning
+			}
+			return nil, fmt.Errorf("lock run folder: %w", err)
+		}
+		// Clean may have removed the file between the two calls above.
+		mine, err := f.Stat()
+		if err == nil {
+			if now, err := os.Stat(path); err == nil && os.SameFile(mine, now) {
+				return f, nil
+			}
+		}
+		_ = f.Close() // a lock on a file that is gone
+	}
+}
+
+// privateFiles keeps what this process and its children make from other users.
+func privateFiles() { unix.Umask(0o077) }

@@ -1,0 +1,12 @@
+package vmctl
+
+import (
+	"fmt"
+	"os"
+)
+
+func lockRun(string) (*os.File, error) {
+	return nil, fmt.Errorf("lock run folder: %w", ErrUnsupported)
+}
+
+func privateFiles() {}

@@ -5,6 +5,7 @@ package vmctl
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -13,9 +14,24 @@ import (
 // lockRun takes the lock of a run folder, or fails with ErrRunning. The lock
 // belongs to the open file: a child that inherits it keeps it, so it is free only
 // when the shim and its QEMU are both gone.
-func lockRun(path string) (*os.File, error) {
+func lockRun(path string) (*os.File, error) { return lockFile(path, os.O_CREATE|os.O_RDWR) }
+
+// held returns nil when nobody holds the lock of a run folder, and ErrRunning
+// when somebody does. It makes no file: a folder that was cleaned stays clean.
+func held(path string) error {
+	lock, err := lockFile(path, os.O_RDWR)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return lock.Close()
+}
+
+func lockFile(path string, flags int) (*os.File, error) {
 	for {
-		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+		f, err := os.OpenFile(path, flags, 0o600)
 		if err != nil {
 			return nil, fmt.Errorf("lock run folder: %w", err)
 		}

@@ -50,9 +50,8 @@ func Adopt(ctx context.Context, runDir, uuid string, generation uint64) (*VM, er
 			}
 			return v, nil
 		}
-		lock, lockErr := lockRun(p.Files.Lock)
-		if lockErr == nil {
-			_ = lock.Close() // nobody is there
+		lockErr := held(p.Files.Lock)
+		if lockErr == nil { // nobody is there
 			return nil, fmt.Errorf("adopt %s: %w", runDir, ErrNotRunning)
 		}
 		if !errors.Is(lockErr, ErrRunning) {
@@ -151,12 +150,9 @@ func waitFree(ctx context.Context, path string) error {
 	retry := time.NewTicker(5 * time.Millisecond)
 	defer retry.Stop()
 	for {
-		lock, err := lockRun(path)
+		err := held(path)
 		if err == nil {
-			return lock.Close()
-		}
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil // the whole folder is gone
+			return nil
 		}
 		if !errors.Is(err, ErrRunning) {
 			return err
@@ -237,11 +233,9 @@ func (v *VM) askStop(ctx context.Context, phase StopPhase) error {
 
 // gone reports whether nothing of the machine is left, and its exit if known.
 func (v *VM) gone() (Exit, bool) {
-	lock, err := lockRun(v.plan.Files.Lock)
-	if err != nil {
-		return Exit{}, errors.Is(err, fs.ErrNotExist)
+	if held(v.plan.Files.Lock) != nil {
+		return Exit{}, false
 	}
-	_ = lock.Close() // it was free
 	v.reaped.Wait()
 	exit, err := ReadExit(v.plan.RunDir)
 	if err != nil || exit.Generation != v.plan.Generation {

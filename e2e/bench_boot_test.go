@@ -1,9 +1,12 @@
+//go:build linux
+
 package e2e
 
 import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -119,7 +122,7 @@ func (g *gateway) create(b *testing.B, name string, args ...string) timeline {
 	c := api.NewClient(filepath.Join(g.state, "api.sock"))
 	go func() {
 		defer c.Close()
-		errUp := fmt.Errorf("up")
+		errUp := errors.New("up")
 		err := c.Events(ctx, api.New, name, func() { close(begun) }, func(e api.Event) error {
 			events = append(events, e)
 			if e.State == "running" || e.State == "failed" {

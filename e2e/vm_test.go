@@ -1,3 +1,5 @@
+//go:build linux
+
 package e2e
 
 import (
@@ -9,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -63,6 +66,16 @@ func (g *gateway) awaitState(name string, states ...string) api.Target {
 
 func TestVM(t *testing.T) {
 	g := startVMGateway(t)
+	t.Run("starting is said", func(t *testing.T) {
+		g.must("create", "soon", "--image", "tiny", "--no-wait")
+		if r := g.get("soon", "", "-i", "--http1.1"); !strings.Contains(r.out, "503") || !strings.Contains(strings.ToLower(r.out), "x-helix-reason: starting") {
+			t.Errorf("page while it starts: %.500q", r.out)
+		}
+		if r := g.ssh(nil, "soon", "true"); r.code != 255 || !strings.Contains(r.err, `workspace "soon" is starting`) {
+			t.Errorf("ssh while it starts: code %d, %q", r.code, r.err)
+		}
+		g.must("rm", "soon")
+	})
 	r := g.helix("create", "demo", "--image", "tiny")
 	if r.code != 0 {
 		t.Fatalf("create: %d %s", r.code, r.err)
@@ -304,6 +317,52 @@ func (g *gateway) watch(name string, wanted func(api.Event) bool) <-chan struct{
 	}()
 	<-begun
 	return seen
+}
+
+func TestShimThatDoesNotAnswer(t *testing.T) {
+	g := startVMGateway(t)
+	g.must("create", "demo", "--image", "tiny")
+	shim := g.vmProcess("demo", "vmshim")
+	if err := syscall.Kill(shim, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	g.crash()
+	g.start()
+	if target := g.awaitState("demo", "unknown"); target.Reason == "" || target.Hint == "" {
+		t.Errorf("unknown without a reason or hint: %+v", target)
+	}
+	if pid := g.vmProcess("demo", "vmshim"); pid != shim {
+		t.Error("somebody ended a machine whose state is not known")
+	}
+	g.must("stop", "demo") // a person says so
+	g.gone("demo")
+	g.must("start", "demo")
+	if got := g.must("exec", "demo", "--", "echo", "again"); got != "again\n" {
+		t.Errorf("exec: %q", got)
+	}
+}
+
+func TestOneNameFromManySides(t *testing.T) {
+	g := startGateway(t)
+	folder := t.TempDir()
+	var work sync.WaitGroup
+	for range 4 {
+		work.Go(func() {
+			for range 10 { // conflicts are fine, anything left over is not
+				for _, c := range [][]string{{"create", "demo", "--dir", folder}, {"restart", "demo"}, {"stop", "demo"}, {"start", "demo"}, {"rm", "demo"}} {
+					if r := g.helix(c...); r.code == 1 || strings.Contains(r.err, "panic") {
+						t.Errorf("helix %v: exit %d: %s", c, r.code, r.err)
+					}
+				}
+			}
+		})
+	}
+	work.Wait()
+	_ = g.helix("rm", "demo") // gone already, or not
+	g.must("create", "demo", "--dir", folder)
+	if got := g.must("exec", "demo", "--", "echo", "fine"); got != "fine\n" {
+		t.Errorf("exec: %q", got)
+	}
 }
 
 func TestRemoveFromEveryState(t *testing.T) {

@@ -1,3 +1,5 @@
+//go:build linux
+
 package e2e
 
 import (
@@ -144,12 +146,6 @@ func TestErrorPagesTellStatesApart(t *testing.T) {
 			t.Errorf("%s: the page does not name the workspace: %.300q", what, page)
 		}
 	}
-	t.Run("starting", func(t *testing.T) {
-		g.must("create", "slow", "--dir", t.TempDir(), "--no-start")
-		if r := g.get("slow", "", "-i"); !strings.Contains(r.out, "stopped") {
-			t.Errorf("before its start: %q", r.out)
-		}
-	})
 }
 
 func TestTwoDirectoriesOnOnePort(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"helix.local/helix/gateway/api"
 	"helix.local/helix/sshd"
@@ -94,7 +95,7 @@ func (b backend) AddKey(ctx context.Context, line string) (api.Key, error) {
 	if len(added) == 0 {
 		return api.Key{}, &invalidError{"that key may log in already", "helix key ls"}
 	}
-	b.identifyAll(ctx)
+	b.identifyAll(ctx) // who is told late lets the key in late: no harm
 	return showKey(added[0]), nil
 }
 
@@ -104,7 +105,12 @@ func (b backend) RemoveKey(ctx context.Context, selector string) (api.Key, error
 	if err != nil {
 		return api.Key{}, asInvalid(err)
 	}
-	b.identifyAll(ctx)
+	if late := b.identifyAll(ctx); len(late) > 0 {
+		b.warn(ctx, api.Warning{
+			Message: fmt.Sprintf("key %s may still log in at %s: their agents could not be told yet", removed.Fingerprint(), strings.Join(late, ", ")),
+			Hint:    "they are told as soon as they answer; helix stop ends them at once",
+		})
+	}
 	return showKey(removed), nil
 }
 
@@ -133,8 +139,9 @@ func (g *Gateway) writeSSH() (api.SSHAccess, error) {
 	hosts := []sshd.Host{gw}
 	for _, ws := range g.registry.List() {
 		host, err := g.hostOf(ws)
-		if err != nil {
-			return access, err
+		if err != nil { // costs only itself
+			g.log.Warn("SSH key cannot be read", "workspace", ws.Name, "err", err) //nolint:sloglint // no ctx is at hand
+			continue
 		}
 		hosts = append(hosts, host)
 	}
@@ -147,8 +154,8 @@ func (g *Gateway) writeSSH() (api.SSHAccess, error) {
 	}
 	access.Config = string(text)
 	return access, errors.Join(
-		writeFile(access.KnownHosts, sshd.KnownHosts(g.keys.CA(), g.zones, hosts)),
-		writeFile(access.ConfigFile, text),
+		renewFile(access.KnownHosts, sshd.KnownHosts(g.keys.CA(), g.zones, hosts)),
+		renewFile(access.ConfigFile, text),
 	)
 }
 
@@ -176,16 +183,23 @@ func (g *Gateway) consoleOf(ws workspaces.Workspace) string {
 	return filepath.Join(g.vmDir(ws.Name), "console.log")
 }
 
-// erase removes what a deleted workspace leaves in the state folder.
-func (g *Gateway) erase(ctx context.Context, ws workspaces.Workspace) error {
-	g.unlisten(ctx, ws.Name)
-	if err := g.cleanVM(ctx, g.vmDir(ws.Name)); err != nil {
+// erase ends what may still run of a workspace, and removes its files.
+func (g *Gateway) erase(ctx context.Context, name string) error {
+	g.unlisten(ctx, name)
+	if err := g.cleanVM(ctx, g.vmDir(name)); err != nil {
 		return err
 	}
-	for _, folder := range []string{g.vmDir(ws.Name), g.path("dir", ws.Name)} {
+	for _, folder := range []string{g.vmDir(name), g.path("dir", name)} {
 		if err := os.RemoveAll(folder); err != nil {
-			return fmt.Errorf("remove the files of %q: %w", ws.Name, err)
+			return fmt.Errorf("remove the files of %q: %w", name, err)
 		}
 	}
-	return g.keys.Forget(ws.Name)
+	return nil
+}
+
+// forgetHost removes the SSH identity of a name that is free again.
+func (g *Gateway) forgetHost(name string) error {
+	g.sshMu.Lock() // writeSSH would make it anew for a name it has just read
+	defer g.sshMu.Unlock()
+	return g.keys.Forget(name)
 }

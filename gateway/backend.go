@@ -154,14 +154,12 @@ func (b backend) Create(ctx context.Context, req api.CreateRequest) (api.Workspa
 		return api.Workspace{}, err
 	}
 	b.log.InfoContext(ctx, "workspace created", "workspace", ws.Name)
-	k := b.keep(ws.Name)
 	b.relisten(ctx, ws.Name)
 	b.renewSSH(ctx)
 	if !req.NoStart {
 		// The workspace is there now; what stops its start is its state, not the request's error.
-		if err := k.begin(ctx); err != nil {
+		if err := b.begin(ctx, ws.Name); err != nil {
 			b.log.WarnContext(ctx, "start refused", "workspace", ws.Name, "err", err)
-			k.refused(ctx, ws.ActiveTarget(), err)
 		}
 	}
 	return b.Workspace(ctx, ws.Name)
@@ -204,7 +202,7 @@ func (b backend) Start(ctx context.Context, name string) (api.Workspace, error) 
 	if _, err := b.registry.Get(name); err != nil {
 		return api.Workspace{}, err
 	}
-	if err := b.keep(name).begin(ctx); err != nil {
+	if err := b.begin(ctx, name); err != nil {
 		return api.Workspace{}, err
 	}
 	return b.Workspace(ctx, name)
@@ -221,6 +219,7 @@ func (b backend) Restart(ctx context.Context, name string) (api.Workspace, error
 		s, err := k.prepare(ctx)
 		if err != nil {
 			b.log.WarnContext(ctx, "restart refused", "workspace", name, "err", err)
+			k.refused(ctx, err)
 			return
 		}
 		if s != nil {
@@ -235,12 +234,12 @@ func (b backend) wind(ctx context.Context, name string, desired workspaces.Desir
 	if err != nil {
 		return api.Workspace{}, err
 	}
-	if _, err := b.registry.SetDesired(name, ws.Active, desired); err != nil {
+	k, err := b.acquireToStop(ctx, name)
+	if err != nil {
 		return api.Workspace{}, err
 	}
-	k := b.keep(name)
-	k.interrupt(errAborted)
-	if err := k.take(ctx); err != nil {
+	if _, err := b.registry.SetDesired(name, ws.Active, desired); err != nil {
+		k.give()
 		return api.Workspace{}, err
 	}
 	if !b.spawn(func(ctx context.Context) {
@@ -260,11 +259,12 @@ func (b backend) wind(ctx context.Context, name string, desired workspaces.Desir
 
 // Remove implements api.Backend. Once begun it goes on when the client leaves.
 func (b backend) Remove(ctx context.Context, name string) error {
-	if _, err := b.registry.Get(name); err != nil {
+	ws, err := b.registry.Get(name)
+	if err != nil && !errors.Is(err, workspaces.ErrBroken) {
 		return err
 	}
 	done := make(chan error, 1) // one answer, which nobody may be waiting for any more
-	if !b.spawn(func(ctx context.Context) { done <- b.removeNow(ctx, name) }) {
+	if !b.spawn(func(ctx context.Context) { done <- b.removeNow(ctx, name, ws.ID) }) {
 		return errDown
 	}
 	select {
@@ -275,14 +275,20 @@ func (b backend) Remove(ctx context.Context, name string) error {
 	}
 }
 
-func (g *Gateway) removeNow(ctx context.Context, name string) error {
-	k := g.keep(name)
-	k.interrupt(errAborted)
-	if err := k.take(ctx); err != nil {
+// removeNow removes the workspace with this ID; "" is one whose record cannot
+// be read.
+func (g *Gateway) removeNow(ctx context.Context, name, id string) error {
+	k, err := g.acquireToStop(ctx, name)
+	if err != nil {
 		return err
 	}
 	defer k.give()
-	if err := k.remove(ctx); err != nil {
+	if id == "" {
+		err = k.forget(ctx)
+	} else {
+		err = k.remove(ctx, id)
+	}
+	if err != nil {
 		return err
 	}
 	g.log.InfoContext(ctx, "workspace removed", "workspace", name)

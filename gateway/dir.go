@@ -83,7 +83,10 @@ func (g *Gateway) launchDir(ctx context.Context, ws workspaces.Workspace, t work
 	}
 	defer log.Close()
 	r := &dirRunner{g: g, target: t.ID, exited: make(chan struct{})}
-	return r, r.spawn(ctx, append(boot, '\n'), log)
+	if err := r.spawn(ctx, append(boot, '\n'), log); err != nil {
+		return nil, err
+	}
+	return r, nil
 }
 
 // logName is the file with what a dir target's agent says.
@@ -116,11 +119,15 @@ func (r *dirRunner) spawn(ctx context.Context, boot []byte, log *os.File) error 
 	}
 	r.link = ours
 	_, err = stdin.Write(boot)
-	return errors.Join(err, stdin.Close())
+	if err := errors.Join(err, stdin.Close()); err != nil {
+		r.reap(ctx)
+		return fmt.Errorf("start the agent: %s: %w", exitText(r.err), err)
+	}
+	return nil
 }
 
 func (r *dirRunner) tend(ctx context.Context, inst *instance) {
-	if err := r.g.admit(ctx, r.link); err != nil {
+	if err := r.g.admit(ctx, r.link, wire.LinkUnix); err != nil {
 		inst.log.DebugContext(ctx, "agent link", "err", err)
 	}
 	r.reap(ctx)
@@ -165,8 +172,6 @@ func (r *dirRunner) stop(ctx context.Context, inst *instance) error {
 }
 
 func (r *dirRunner) kill(ctx context.Context) error {
-	if r.cmd.Process != nil {
-		r.reap(ctx)
-	}
+	r.reap(ctx)
 	return nil
 }

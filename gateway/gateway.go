@@ -234,18 +234,32 @@ func (g *Gateway) Run(ctx context.Context) (err error) {
 	go func() { defer close(workers); g.dispatch(inside) }()
 	defer func() { end(); <-workers }()
 
+	held := g.hold()
 	parts, edge := errgroup.WithContext(ctx)
-	if err := g.listenAll(edge, parts); err != nil {
-		parts.Go(func() error { return err }) // ends the others
+	err = g.listenAll(edge, parts)
+	if err == nil {
+		err = context.Cause(edge) // told to end, or a part has failed, before it was up
+	}
+	if err != nil {
+		release(held)
+		parts.Go(func() error { return ignoreStop(ctx, err) }) // ends the others
 		return parts.Wait()
 	}
-	g.recover(inside)
+	g.recover(inside, held)
 	g.renewSSH(ctx)
 	if g.cfg.Ready != nil {
 		g.cfg.Ready()
 	}
 	g.log.InfoContext(ctx, "gateway ready", "dns", g.info().DNS, "ssh", g.info().SSH)
 	return parts.Wait()
+}
+
+// ignoreStop is nil when the error is only that ctx has ended.
+func ignoreStop(ctx context.Context, err error) error {
+	if ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
+		return nil
+	}
+	return err
 }
 
 // dispatch runs the work that spawn hands in, and waits for all of it.

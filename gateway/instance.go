@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -31,9 +32,13 @@ type instance struct {
 	mu       sync.Mutex
 	sessions []*tunnel.Session // live ones, best first
 	ports    []wire.Port
-	up       bool          // level 2 was reached
-	changed  chan struct{} // closed and replaced when anything above changes
-	epoch    uint64        // of the newest session
+	up       bool                       // level 2 was reached
+	changed  chan struct{}              // closed and replaced when anything above changes
+	epoch    uint64                     // of the newest session
+	refused  map[wire.Refusal]time.Time // when a refusal of the kind was last noted
+
+	identity sync.Mutex    // one identity is told at a time, so that the newest is the last
+	stale    chan struct{} // holds one token when the agent may not have the newest identity
 	ended    chan struct{} // closed when the target itself is gone
 	why      error         // then: the reason
 }
@@ -43,6 +48,7 @@ func newInstance(workspace, target, id string, generation uint64, log *slog.Logg
 		workspace: workspace, target: target, id: id, generation: generation,
 		log:     log.With("workspace", workspace, "generation", generation),
 		changed: make(chan struct{}), ended: make(chan struct{}),
+		refused: map[wire.Refusal]time.Time{}, stale: make(chan struct{}, 1),
 	}
 	i.http.Transport = &http.Transport{
 		DisableKeepAlives: true, // a stream costs less than an idle one that keeps probes going
@@ -64,23 +70,52 @@ func rank(link string) int {
 	return slices.Index([]string{wire.LinkUnix, wire.LinkTCP, wire.LinkSerial}, link)
 }
 
-// add makes s the session of its kind of link. The older one of that kind, if
-// any, is closed: it lost its link and does not know yet.
+// add makes s the session of its kind of link. Of two the one with the higher
+// epoch stays: the other lost its link and does not know yet. It is closed.
 func (i *instance) add(s *tunnel.Session) {
 	i.mu.Lock()
-	old := slices.IndexFunc(i.sessions, func(o *tunnel.Session) bool { return o.Link() == s.Link() })
-	var replaced *tunnel.Session
-	if old >= 0 {
-		replaced = i.sessions[old]
-		i.sessions = slices.Delete(i.sessions, old, old+1)
+	loser := i.addLocked(s)
+	i.mu.Unlock()
+	if loser != nil {
+		_ = loser.Close() // its link is gone, or about to
+	}
+	i.outdate()
+}
+
+// addLocked returns the session that has to go, or nil; mu is held.
+func (i *instance) addLocked(s *tunnel.Session) (loser *tunnel.Session) {
+	if at := slices.IndexFunc(i.sessions, func(o *tunnel.Session) bool { return o.Link() == s.Link() }); at >= 0 {
+		if loser = i.sessions[at]; loser.Epoch() > s.Epoch() {
+			return s
+		}
+		i.sessions = slices.Delete(i.sessions, at, at+1)
 	}
 	i.sessions = append(i.sessions, s)
 	slices.SortFunc(i.sessions, func(a, b *tunnel.Session) int { return cmp.Compare(rank(a.Link()), rank(b.Link())) })
 	i.touchLocked()
-	i.mu.Unlock()
-	if replaced != nil {
-		_ = replaced.Close() // its link is gone, or about to
+	return loser
+}
+
+// outdate says that the agent may not have the newest identity.
+func (i *instance) outdate() {
+	select {
+	case i.stale <- struct{}{}:
+	default: // said already
 	}
+}
+
+// refusalPause is how long a refusal of one kind is not noted again.
+const refusalPause = time.Minute
+
+// firstRefusal reports whether a refusal is worth noting.
+func (i *instance) firstRefusal(why wire.Refusal) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if time.Since(i.refused[why]) < refusalPause {
+		return false
+	}
+	i.refused[why] = time.Now()
+	return true
 }
 
 // drop forgets s and nothing else: a newer session of the same link stays.
@@ -122,16 +157,27 @@ func (i *instance) watch() ([]*tunnel.Session, <-chan struct{}) {
 	return slices.Clone(i.sessions), i.changed
 }
 
+// openPatience is how long a link has to answer before the next is tried: one
+// whose network was taken down in the guest is silent, not closed.
+const openPatience = 2 * time.Second
+
 // open opens a stream on the best session that works.
 func (i *instance) open(ctx context.Context, req wire.OpenRequest) (tunnel.Conn, error) {
 	sessions, _ := i.watch()
 	err := error(tunnel.ErrClosed)
-	for _, s := range sessions {
+	for n, s := range sessions {
+		trying, cancel := ctx, context.CancelFunc(func() {})
+		if n < len(sessions)-1 {
+			trying, cancel = context.WithTimeout(ctx, openPatience)
+		}
 		var stream *tunnel.Stream
-		if stream, err = s.Open(ctx, req); err == nil {
+		stream, err = s.Open(trying, req)
+		silent := trying.Err() != nil && ctx.Err() == nil
+		cancel()
+		if err == nil {
 			return stream, nil
 		}
-		if !errors.Is(err, tunnel.ErrClosed) {
+		if !silent && !errors.Is(err, tunnel.ErrClosed) {
 			return nil, err
 		}
 	}
@@ -206,6 +252,9 @@ func (i *instance) await(ctx context.Context) error {
 	}
 }
 
+// maxAnswer bounds one answer of an agent, in bytes: a guest is not trusted.
+const maxAnswer = 1 << 20
+
 // call sends in to the agent's HTTP API and decodes the answer into out.
 func (i *instance) call(ctx context.Context, method, path string, in, out any) error {
 	req, err := newRequest(ctx, method, path, in)
@@ -217,9 +266,10 @@ func (i *instance) call(ctx context.Context, method, path string, in, out any) e
 		return fmt.Errorf("ask the agent for %s: %w", path, err)
 	}
 	defer res.Body.Close()
+	body := io.LimitReader(res.Body, maxAnswer)
 	if res.StatusCode >= 300 {
 		var fault wire.APIError
-		if err := json.NewDecoder(res.Body).Decode(&fault); err != nil {
+		if err := json.NewDecoder(body).Decode(&fault); err != nil {
 			fault.Error = res.Status
 		}
 		return fmt.Errorf("ask the agent for %s: %s", path, fault.Error)
@@ -227,7 +277,7 @@ func (i *instance) call(ctx context.Context, method, path string, in, out any) e
 	if out == nil {
 		return nil
 	}
-	if err := json.NewDecoder(res.Body).Decode(out); err != nil {
+	if err := json.NewDecoder(body).Decode(out); err != nil {
 		return fmt.Errorf("read the agent's answer to %s: %w", path, err)
 	}
 	return nil
@@ -328,11 +378,12 @@ func (i *instance) followPorts(ctx context.Context, see func()) error {
 		return err
 	}
 	defer res.Body.Close()
-	lines := json.NewDecoder(res.Body)
-	for {
+	lines := bufio.NewScanner(res.Body)
+	lines.Buffer(nil, maxAnswer)
+	for lines.Scan() {
 		var ports []wire.Port
-		if err := lines.Decode(&ports); err != nil {
-			return err
+		if err := json.Unmarshal(lines.Bytes(), &ports); err != nil {
+			return fmt.Errorf("read the agent's ports: %w", err)
 		}
 		i.mu.Lock()
 		i.ports = ports
@@ -340,6 +391,7 @@ func (i *instance) followPorts(ctx context.Context, see func()) error {
 		i.mu.Unlock()
 		see()
 	}
+	return lines.Err()
 }
 
 func newRequest(ctx context.Context, method, path string, in any) (*http.Request, error) {

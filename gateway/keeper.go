@@ -41,6 +41,7 @@ type keeper struct {
 
 	mu    sync.Mutex
 	abort context.CancelCauseFunc // ends the start under way; nil when there is none
+	asked bool                    // somebody waits to stop it: the next start ends at once
 	live  *instance               // nil while nothing runs
 	run   runner                  // of live
 	stop  context.CancelFunc      // ends live's goroutines
@@ -56,18 +57,44 @@ func newKeeper(g *Gateway, name string) *keeper {
 // ErrBusy reports that the workspace is in the middle of something else.
 var ErrBusy = errors.New("busy")
 
-// take waits for the turn until ctx ends.
-func (k *keeper) take(ctx context.Context) error {
+// take waits for the turn until ctx ends. It reports false for a keeper whose
+// workspace is gone: the name may have another one.
+func (k *keeper) take(ctx context.Context) (bool, error) {
 	select {
 	case <-k.turn:
-		if k.gone {
-			k.give()
-			return fmt.Errorf("workspace %q was removed: %w", k.name, workspaces.ErrNotFound)
-		}
-		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("wait for workspace %q: %w", k.name, context.Cause(ctx))
+		return false, fmt.Errorf("wait for workspace %q: %w", k.name, context.Cause(ctx))
 	}
+	if k.gone {
+		k.give()
+		return false, nil
+	}
+	return true, nil
+}
+
+// acquire takes the turn of the keeper that a name has.
+func (g *Gateway) acquire(ctx context.Context, name string) (*keeper, error) {
+	for {
+		k := g.keep(name)
+		if ok, err := k.take(ctx); ok || err != nil {
+			return k, err
+		}
+	}
+}
+
+// acquireToStop is acquire for who wants the workspace to end: it does not wait
+// for a start to get through.
+func (g *Gateway) acquireToStop(ctx context.Context, name string) (*keeper, error) {
+	k := g.keep(name)
+	k.interrupt(errAborted)
+	got, err := g.acquire(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	got.mu.Lock()
+	got.asked = false
+	got.mu.Unlock()
+	return got, nil
 }
 
 func (k *keeper) give() { k.turn <- struct{}{} }
@@ -84,27 +111,33 @@ func (k *keeper) interrupt(cause error) {
 	defer k.mu.Unlock()
 	if k.abort != nil {
 		k.abort(cause)
+	} else {
+		k.asked = true
 	}
 }
 
-// begin starts the active target in an owned goroutine. The registry says
-// "starting" when it returns.
-func (k *keeper) begin(ctx context.Context) error {
-	select {
-	case <-k.turn:
-	default:
-		return fmt.Errorf("start %q: %w: it is starting, stopping or being removed", k.name, ErrBusy)
-	}
-	if k.gone {
-		k.give()
-		return fmt.Errorf("start %q: %w", k.name, workspaces.ErrNotFound)
+// patience is how long a start waits for what the workspace is doing. The end
+// of a removal takes no longer; a start, a stop or a restart is worth an error.
+const patience = time.Second
+
+// begin starts a workspace's active target in an owned goroutine. The registry
+// says "starting", or "failed" with the reason, when it returns.
+func (g *Gateway) begin(ctx context.Context, name string) error {
+	waiting, cancel := context.WithTimeout(ctx, patience)
+	k, err := g.acquire(waiting, name)
+	cancel()
+	if err != nil {
+		return fmt.Errorf("start %q: %w: it is starting, stopping or being removed", name, ErrBusy)
 	}
 	s, err := k.prepare(ctx)
+	if err != nil {
+		k.refused(ctx, err)
+	}
 	if err != nil || s == nil {
 		k.give()
 		return err
 	}
-	if !k.g.spawn(func(ctx context.Context) {
+	if !g.spawn(func(ctx context.Context) {
 		defer k.give()
 		k.start(ctx, *s)
 	}) {
@@ -183,7 +216,7 @@ func (k *keeper) move(ctx context.Context, t workspaces.Target, m workspaces.Mov
 // start takes the target from Starting to Running, or to Failed (Stopped when a
 // person stopped it) with nothing left behind. The turn is held.
 func (k *keeper) start(ctx context.Context, s starting) {
-	k.attempt(ctx, s, func(ctx context.Context, inst *instance) (runner, error) { return s.launch(ctx, inst) })
+	k.attempt(ctx, s, s.launch)
 }
 
 // attempt is start with another way to get the runner: resume finds one that
@@ -193,6 +226,9 @@ func (k *keeper) attempt(ctx context.Context, s starting, launch func(context.Co
 	defer abort(nil)
 	k.mu.Lock()
 	k.abort = abort
+	if k.asked {
+		abort(errAborted)
+	}
 	k.mu.Unlock()
 	defer func() {
 		k.mu.Lock()
@@ -296,6 +332,7 @@ func (k *keeper) attach(ctx context.Context, inst *instance, run runner) {
 		defer work.Wait()
 		work.Go(func() { inst.watchPorts(ctx, func() { k.g.relisten(ctx, k.name) }) })
 		work.Go(func() { run.tend(ctx, inst) })
+		work.Go(func() { k.g.keepIdentity(ctx, inst) })
 		select {
 		case <-inst.ended:
 			k.g.spawn(func(ctx context.Context) { k.died(ctx, inst) })
@@ -327,8 +364,8 @@ func (k *keeper) detach() {
 
 // died deals with a target that ended by itself.
 func (k *keeper) died(ctx context.Context, inst *instance) {
-	if k.take(ctx) != nil {
-		return // the gateway goes down; the next one finds out
+	if ok, err := k.take(ctx); err != nil || !ok {
+		return // the gateway goes down, and the next one finds out; or it was removed
 	}
 	defer k.give()
 	if k.instance() != inst {
@@ -364,6 +401,9 @@ func (k *keeper) halt(ctx context.Context) error {
 	inst, run := k.live, k.run
 	k.mu.Unlock()
 	if inst == nil || run == nil {
+		if err := k.g.cleanVM(ctx, k.g.vmDir(k.name)); err != nil { // one that could not be adopted
+			return fmt.Errorf("stop %q: %w", k.name, err)
+		}
 		return k.settle(ctx)
 	}
 	t := workspaces.Target{Name: inst.target, Generation: inst.generation}
@@ -394,8 +434,11 @@ func (k *keeper) settle(ctx context.Context) error {
 
 // remove ends the target by force and deletes the workspace. The turn is held.
 // Afterwards the keeper is gone: a new workspace of the name gets its own.
-func (k *keeper) remove(ctx context.Context) error {
+func (k *keeper) remove(ctx context.Context, id string) error {
 	ws, err := k.g.registry.Get(k.name)
+	if err == nil && ws.ID != id {
+		return fmt.Errorf("remove %q: %w: it was removed, and made anew", k.name, workspaces.ErrNotFound)
+	}
 	if err != nil {
 		return err
 	}
@@ -410,10 +453,19 @@ func (k *keeper) remove(ctx context.Context) error {
 		}
 	}
 	k.detach()
-	if err := k.g.erase(ctx, ws); err != nil {
+	return k.forget(ctx)
+}
+
+// forget deletes the record and what else there is of a workspace that does not
+// run. The turn is held.
+func (k *keeper) forget(ctx context.Context) error {
+	if err := k.g.erase(ctx, k.name); err != nil {
 		return fmt.Errorf("remove %q: %w", k.name, err)
+	}
+	if err := k.g.registry.Delete(k.name); err != nil {
+		return err
 	}
 	k.gone = true
 	k.g.keepers.Delete(k.name)
-	return k.g.registry.Delete(k.name)
+	return k.g.forgetHost(k.name)
 }

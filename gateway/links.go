@@ -47,7 +47,7 @@ func serveConns(ctx context.Context, l net.Listener, grace time.Duration, serve 
 // session outlives the listener: clients need it for their grace time.
 func (g *Gateway) serveLink(_ context.Context, conn net.Conn) {
 	if !g.spawn(func(ctx context.Context) {
-		if err := g.admit(ctx, conn); err != nil {
+		if err := g.admit(ctx, conn, wire.LinkTCP); err != nil {
 			g.log.DebugContext(ctx, "fast link ended", "err", err)
 		}
 	}) {

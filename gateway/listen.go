@@ -31,14 +31,14 @@ type listened struct {
 	sshPort   uint16
 	httpPort  uint16
 	httpsPort uint16
-	ports     map[string][]netip.AddrPort // what is open for each workspace
-	lost      map[front.Role]bool         // roles that somebody was told about
-	announced map[string]string           // last ports event of each workspace
+	ports     map[string]map[netip.AddrPort]bool // what is open for each workspace
+	lost      map[front.Role]bool                // roles that somebody was told about
+	announced map[string]string                  // last ports event of each workspace
 }
 
 // listenAll binds everything and hands each serving loop to parts.
 func (g *Gateway) listenAll(ctx context.Context, parts *errgroup.Group) error {
-	g.listened.ports, g.listened.lost, g.listened.announced = map[string][]netip.AddrPort{}, map[front.Role]bool{}, map[string]string{}
+	g.listened.ports, g.listened.lost, g.listened.announced = map[string]map[netip.AddrPort]bool{}, map[front.Role]bool{}, map[string]string{}
 	g.front = front.New(front.Config{Handle: g.serveConn, Grace: g.cfg.Grace, Log: g.log})
 	g.sni = front.NewSNI(front.SNIConfig{
 		Passthrough: g.passthrough, Log: g.log,
@@ -169,7 +169,15 @@ func (g *Gateway) serveAPI(ctx context.Context, l net.Listener) error {
 		ReadHeaderTimeout: streamTimeout,
 	}
 	stopped := make(chan error, 1) // the one result of Shutdown
-	stop := context.AfterFunc(ctx, func() { stopped <- srv.Shutdown(context.WithoutCancel(ctx)) })
+	stop := context.AfterFunc(ctx, func() {
+		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.cfg.Grace)
+		defer cancel()
+		err := srv.Shutdown(grace)
+		if errors.Is(err, context.DeadlineExceeded) { // a watcher that does not read
+			err = srv.Close()
+		}
+		stopped <- err
+	})
 	err := srv.Serve(l)
 	if stop() { // it ended by itself
 		return fmt.Errorf("serve the API: %w", err)
@@ -244,18 +252,26 @@ func (g *Gateway) passthrough(serverName string) (front.Dial, bool) {
 	}, true
 }
 
+// maxPorts is how many ports of one workspace get a listener: a guest decides
+// what it listens on, and must not use up this process's descriptors.
+const maxPorts = 256
+
 // relisten brings the listeners of a workspace in line with what it listens on.
 func (g *Gateway) relisten(ctx context.Context, name string) {
+	g.mu.Lock() // before looking, so that what was seen last is done last
+	defer g.mu.Unlock()
 	ws, err := g.registry.Get(name)
-	if err != nil {
-		return // removed; unlisten has closed them
+	if err != nil || ws.ActiveTarget().State == workspaces.Deleting {
+		return // unlisten has closed them, or will
 	}
 	var numbers []uint16
 	if inst := g.instanceOf(ws.ActiveTarget().ID); inst != nil && inst.ready() {
 		numbers = inst.portNumbers()
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
+	if len(numbers) > maxPorts {
+		numbers = numbers[:maxPorts]
+		g.log.WarnContext(ctx, "too many ports", "workspace", name, "opened", maxPorts)
+	}
 	want := map[netip.AddrPort]front.Role{
 		netip.AddrPortFrom(ws.Address, g.listened.sshPort):   front.RoleSSH,
 		netip.AddrPortFrom(ws.Address, g.listened.httpPort):  front.RoleHTTP,
@@ -267,20 +283,22 @@ func (g *Gateway) relisten(ctx context.Context, name string) {
 			want[at] = front.RolePort
 		}
 	}
-	var open []netip.AddrPort
-	for _, at := range g.listened.ports[name] {
-		if _, still := want[at]; still {
-			open = append(open, at)
-		} else {
+	open := g.listened.ports[name]
+	if open == nil {
+		open = map[netip.AddrPort]bool{}
+		g.listened.ports[name] = open
+	}
+	for at := range open {
+		if _, still := want[at]; !still {
+			delete(open, at)
 			g.closeLocked(ctx, at)
 		}
 	}
 	for at, role := range want {
-		if !slices.Contains(open, at) && g.openLocked(ctx, name, at, role) {
-			open = append(open, at)
+		if !open[at] && g.openLocked(ctx, name, at, role) {
+			open[at] = true
 		}
 	}
-	g.listened.ports[name] = open
 	g.announceLocked(ctx, ws, numbers)
 }
 
@@ -323,7 +341,7 @@ func (g *Gateway) announceLocked(ctx context.Context, ws workspaces.Workspace, n
 func (g *Gateway) unlisten(ctx context.Context, name string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, at := range g.listened.ports[name] {
+	for at := range g.listened.ports[name] {
 		if err := g.front.Close(at, front.ResetConns); err != nil {
 			g.log.DebugContext(ctx, "listener not closed", "address", at.String(), "err", err)
 		}

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"sync"
 	"time"
 
 	"helix.local/helix/agent/wire"
@@ -32,12 +31,16 @@ func newToken() wire.Secret {
 // agent without one must own the credential; the tunnel has checked that it
 // owns the key it shows.
 func (g *Gateway) offer(ctx context.Context, _ wire.Hello, in wire.Introduction) (wire.Welcome, error) {
+	inst := g.instanceOf(in.Target)
 	refuse := func(why wire.Refusal, err error) (wire.Welcome, error) {
-		g.log.WarnContext(ctx, "agent refused", "target", in.Target, "reason", string(why), "err", err)
-		g.note(ctx, workspaces.Event{Kind: EventRefused, Target: in.Target, Reason: string(why)})
+		// Whoever is refused may come again at once and for ever: only the
+		// first of a kind is worth a line and an event.
+		if inst != nil && inst.firstRefusal(why) {
+			g.log.WarnContext(ctx, "agent refused", "workspace", inst.workspace, "reason", string(why), "err", err)
+			g.note(ctx, workspaces.Event{Kind: EventRefused, Workspace: inst.workspace, Target: inst.target, Reason: err.Error()})
+		}
 		return wire.Welcome{}, &tunnel.RefusedError{Reason: why, Message: err.Error()}
 	}
-	inst := g.instanceOf(in.Target)
 	if inst == nil {
 		return refuse(wire.RefusedTarget, errors.New("no such target runs"))
 	}
@@ -79,25 +82,19 @@ func newSessionID() string {
 	return base64.RawURLEncoding.EncodeToString(id[:])
 }
 
-// admit makes a session of a link and serves it until it ends. It closes conn.
-func (g *Gateway) admit(ctx context.Context, conn net.Conn) error {
+// admit makes a session of a link of the given kind and serves it until it
+// ends. It closes conn.
+func (g *Gateway) admit(ctx context.Context, conn net.Conn, link string) error {
 	session, err := tunnel.Accept(ctx, conn, tunnel.GatewayConfig{Key: g.key, Offer: g.offer, Log: g.log})
 	if err != nil {
 		return errors.Join(err, ignoreClosed(conn.Close()))
 	}
+	if said := session.Intro().Link; said != link {
+		return errors.Join(fmt.Errorf("the agent says %q of a %s link", said, link), session.Close())
+	}
 	inst := g.instanceOf(session.Intro().Target)
 	if inst == nil || inst.generation != session.Intro().Generation {
 		return errors.Join(errors.New("the target ended during the handshake"), session.Close())
-	}
-	var work sync.WaitGroup
-	defer work.Wait()
-	if inst.ready() { // it came back: tell it what may have changed meanwhile
-		work.Go(func() {
-			if err := inst.await(ctx); err == nil {
-				err = g.identify(ctx, inst)
-				inst.log.DebugContext(ctx, "identity told again", "err", err)
-			}
-		})
 	}
 	inst.serve(ctx, session)
 	return session.Err()

@@ -83,7 +83,7 @@ func notRunning(name string, t workspaces.Target) *Unreachable {
 		u.Cure = "try again in a moment"
 	case workspaces.Failed:
 		u.Reason = web.ReasonFailed
-		u.Message = fmt.Sprintf("workspace %q has failed: %s", name, t.Reason)
+		u.Message = fmt.Sprintf("workspace %q has failed: %s", name, firstLine(t.Reason))
 		u.Cure = "helix start " + name
 	case workspaces.Running, workspaces.Unknown:
 		u.Reason = web.ReasonTunnelDown
@@ -95,6 +95,12 @@ func notRunning(name string, t workspaces.Target) *Unreachable {
 		u.Cure = "helix start " + name
 	}
 	return u
+}
+
+// firstLine leaves the console out of a reason.
+func firstLine(text string) string {
+	line, _, _ := strings.Cut(text, "\n")
+	return line
 }
 
 // refusal tells apart what the tunnel or the agent said.

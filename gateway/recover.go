@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"helix.local/helix/agent/wire"
 	"helix.local/helix/vmctl"
@@ -15,19 +16,35 @@ import (
 // recover brings what an earlier gateway left to an end or goes on with it. The
 // registry says what was meant; only a shim that answers for the same machine
 // and start says what is.
-func (g *Gateway) recover(ctx context.Context) {
-	for _, ws := range g.registry.List() {
-		k := g.keep(ws.Name)
-		<-k.turn // nobody else knows the keeper yet
-		g.relisten(ctx, ws.Name)
+func (g *Gateway) recover(ctx context.Context, held []*keeper) {
+	for i, k := range held {
+		g.relisten(ctx, k.name)
 		if !g.spawn(func(ctx context.Context) {
 			defer k.give()
-			k.resume(ctx, ws)
+			k.resume(ctx)
 		}) {
+			release(held[i:])
 			return
 		}
 	}
 	g.sweep(ctx)
+}
+
+// hold takes the turn of every workspace, before anybody can ask for one.
+func (g *Gateway) hold() []*keeper {
+	var held []*keeper
+	for _, ws := range g.registry.List() {
+		k := g.keep(ws.Name)
+		<-k.turn // nobody else knows the keeper yet
+		held = append(held, k)
+	}
+	return held
+}
+
+func release(held []*keeper) {
+	for _, k := range held {
+		k.give()
+	}
 }
 
 // sweep ends virtual machines that no record knows: their workspace was
@@ -58,10 +75,14 @@ func (g *Gateway) sweep(ctx context.Context) {
 }
 
 // resume takes up one workspace. The turn is held.
-func (k *keeper) resume(ctx context.Context, ws workspaces.Workspace) {
+func (k *keeper) resume(ctx context.Context) {
+	ws, err := k.g.registry.Get(k.name)
+	if err != nil {
+		return // it was never more than a name
+	}
 	t := ws.ActiveTarget()
 	if t.State == workspaces.Deleting {
-		if err := k.remove(ctx); err != nil {
+		if err := k.remove(ctx, ws.ID); err != nil {
 			k.g.log.WarnContext(ctx, "removal not finished", "workspace", k.name, "err", err)
 		}
 		return
@@ -87,23 +108,47 @@ func (k *keeper) resumeDir(ctx context.Context, t workspaces.Target) {
 	}
 	s, err := k.prepare(ctx)
 	if err != nil {
-		k.refused(ctx, t, err)
+		k.refused(ctx, err)
 		return
 	}
-	k.start(ctx, *s)
+	if s != nil {
+		k.start(ctx, *s)
+	}
 }
 
-// refused records a start that did not even begin.
-func (k *keeper) refused(ctx context.Context, t workspaces.Target, err error) {
+// refused records a start that did not even begin. The turn is held.
+func (k *keeper) refused(ctx context.Context, err error) {
+	ws, gerr := k.g.registry.Get(k.name)
+	if gerr != nil {
+		return // removed meanwhile: there is nothing to record it on
+	}
+	t := ws.ActiveTarget()
 	k.move(ctx, t, workspaces.Move{To: workspaces.Starting, Stage: workspaces.StagePrepare})
 	k.move(ctx, t, workspaces.Move{To: workspaces.Failed, Reason: err.Error(), Hint: hintOf(err)})
 }
 
+// adoptTime is how long a shim may take to say what it owns.
+const adoptTime = 10 * time.Second
+
 // resumeVM adopts the machine if its shim still answers, and records its end otherwise.
 func (k *keeper) resumeVM(ctx context.Context, ws workspaces.Workspace, t workspaces.Target) {
-	vm, err := vmctl.Adopt(ctx, k.g.vmDir(ws.Name), t.VM.UUID, t.Generation)
-	if err != nil {
+	asking, cancel := context.WithTimeout(ctx, adoptTime)
+	vm, err := vmctl.Adopt(asking, k.g.vmDir(ws.Name), t.VM.UUID, t.Generation)
+	cancel()
+	switch {
+	case err == nil:
+	case ctx.Err() != nil:
+		return // this gateway goes down; the machine is the next one's
+	case errors.Is(err, vmctl.ErrNotRunning), errors.Is(err, vmctl.ErrOtherMachine):
 		k.lost(ctx, ws, t, err)
+		return
+	default:
+		// It may run well and only not answer. Nothing is done to it until a
+		// person says stop, start or rm.
+		k.g.log.ErrorContext(ctx, "virtual machine not adopted", "workspace", k.name, "err", err)
+		k.move(ctx, t, workspaces.Move{
+			To: workspaces.Unknown, Reason: fmt.Sprintf("its shim does not answer: %v", err), Hint: "helix restart " + k.name,
+		})
 		return
 	}
 	run := &vmRunner{g: k.g, vm: vm, dir: k.g.vmDir(ws.Name)}
@@ -142,21 +187,51 @@ func (k *keeper) takeUp(ctx context.Context, t workspaces.Target, run runner) {
 	inst.setUp() // before the first session, so that it gets its identity
 	k.setLive(inst)
 	k.attach(ctx, inst, run)
-	if t.State == workspaces.Unknown {
-		k.move(ctx, t, workspaces.Move{To: workspaces.Running, Generation: t.Generation})
+	k.g.spawn(func(ctx context.Context) { k.awaitAgent(ctx, t, inst) })
+}
+
+// awaitAgent says "unknown" of an adopted machine whose agent does not come back
+// in time, and "running" once it does.
+func (k *keeper) awaitAgent(ctx context.Context, t workspaces.Target, inst *instance) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	state := t.State
+	late := time.NewTimer(vmBoot)
+	defer late.Stop()
+	for {
+		sessions, changed := inst.watch()
+		if len(sessions) > 0 {
+			if state == workspaces.Unknown {
+				k.move(ctx, t, workspaces.Move{To: workspaces.Running, Generation: t.Generation})
+			}
+			return
+		}
+		select {
+		case <-changed:
+		case <-late.C:
+			state = workspaces.Unknown
+			k.move(ctx, t, workspaces.Move{
+				To: state, Reason: "the virtual machine runs, but its agent has not come back", Hint: "helix logs " + k.name, Generation: t.Generation,
+			})
+		case <-inst.ended:
+			return
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 
 // lost records that a machine that should be there is not, and removes its remains.
 func (k *keeper) lost(ctx context.Context, ws workspaces.Workspace, t workspaces.Target, err error) {
+	clean := vmctl.Clean
+	if errors.Is(err, vmctl.ErrOtherMachine) { // of a start that the registry has given up
+		clean = func(dir string) error { return k.g.cleanVM(ctx, dir) }
+	}
 	reason := "it ended while no gateway ran"
 	if exit, err := vmctl.ReadExit(k.g.vmDir(ws.Name)); err == nil && exit.UUID == t.VM.UUID && exit.Generation == t.Generation {
 		reason += ": " + fate(exit).Error()
 	}
-	if !errors.Is(err, vmctl.ErrNotRunning) {
-		reason = fmt.Sprintf("it could not be adopted: %v", err)
-	}
-	if err := k.g.cleanVM(ctx, k.g.vmDir(ws.Name)); err != nil {
+	if err := clean(k.g.vmDir(ws.Name)); err != nil {
 		reason += "; " + err.Error()
 	}
 	switch t.State {

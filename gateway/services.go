@@ -31,8 +31,8 @@ func (g *Gateway) openAuthorized() error {
 		return nil
 	}
 	offered, err := g.authorized.Offer(g.cfg.Home)
-	if err != nil {
-		return fmt.Errorf("offer the keys in %s: %w", g.cfg.Home, err)
+	if err != nil { // such a key is not let in, and that is all
+		g.log.Warn("not every default key can be used", "home", g.cfg.Home, "err", err) //nolint:sloglint // no context lives yet
 	}
 	for _, e := range offered {
 		g.log.Info("key may log in", "fingerprint", e.Fingerprint(), "comment", e.Comment) //nolint:sloglint // no context lives yet

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"helix.local/helix/agent/wire"
 	"helix.local/helix/gateway/api"
@@ -82,6 +83,11 @@ func (g *Gateway) prepareVM(ctx context.Context, ws workspaces.Workspace, t work
 		return nil, err
 	}
 	g.warnPlan(ctx, plan)
+	if plan.Image != t.VM.ImageDigest {
+		g.warn(ctx, api.Warning{
+			Message: fmt.Sprintf("image %q is another one than when workspace %q was created; this start uses what it is now", t.VM.Image, ws.Name),
+		})
+	}
 	slow := slowdown(plan)
 	return func(ws workspaces.Workspace, t workspaces.Target, token wire.Secret) starting {
 		return starting{
@@ -135,13 +141,16 @@ func (r *vmRunner) tend(ctx context.Context, inst *instance) {
 			pause(ctx, serialRetry)
 		}
 	})
-	exit, err := r.vm.Wait(ctx)
-	if err == nil {
-		inst.end(fate(exit))
-	} else if ctx.Err() == nil {
-		inst.log.ErrorContext(ctx, "virtual machine not watched", "err", err)
+	for ctx.Err() == nil {
+		exit, err := r.vm.Wait(ctx)
+		if err == nil {
+			inst.end(fate(exit))
+			cancel()
+		} else if ctx.Err() == nil {
+			inst.log.ErrorContext(ctx, "virtual machine not watched", "err", err)
+			pause(ctx, time.Second)
+		}
 	}
-	cancel()
 }
 
 // serial makes one session of the serial port and serves it until it ends.
@@ -154,7 +163,7 @@ func (r *vmRunner) serial(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, ignoreClosed(raw.Close()))
 	}
-	return r.g.admit(ctx, conn)
+	return r.g.admit(ctx, conn, wire.LinkSerial)
 }
 
 // fate says how the machine ended.
@@ -186,6 +195,9 @@ func (r *vmRunner) kill(ctx context.Context) error {
 // cleanVM ends what may still run in a workspace's run folder, and removes what
 // it left there. The disk and the logs stay.
 func (g *Gateway) cleanVM(ctx context.Context, dir string) error {
+	if !exists(dir) {
+		return nil
+	}
 	return errors.Join(vmctl.Kill(ctx, dir), vmctl.Clean(dir))
 }
 
@@ -262,9 +274,17 @@ func (g *Gateway) explain(name string, err error) error {
 	}
 	var lines []string
 	for line := range strings.Lines(lastLines(g.consoleOf(ws), consoleLines)) {
-		lines = append(lines, strings.TrimSpace(line))
+		lines = append(lines, strings.Map(printable, strings.TrimSpace(line)))
 	}
 	return &startError{err, lines}
+}
+
+// printable drops what a guest could use to write on somebody's terminal.
+func printable(r rune) rune {
+	if unicode.IsPrint(r) {
+		return r
+	}
+	return -1
 }
 
 func tail(lines []string) []string { return lines[max(0, len(lines)-consoleLines):] }

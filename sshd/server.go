@@ -226,9 +226,9 @@ func (s *Server) login(t *transport, name string) (*ssh.ServerConn, <-chan ssh.N
 }
 
 // enter counts a client that begins to log in, if there is room for it. Clients
-// without an IP address come from this machine and count in the sum only.
+// from this machine have all one address, or none, and count in the sum only.
 func (s *Server) enter(conn net.Conn) (source string, ok bool) {
-	if addr, is := conn.RemoteAddr().(*net.TCPAddr); is {
+	if addr, is := conn.RemoteAddr().(*net.TCPAddr); is && !addr.IP.IsLoopback() {
 		source = addr.IP.String()
 	}
 	s.mu.Lock()

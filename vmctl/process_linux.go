@@ -85,6 +85,9 @@ func killHolders(ctx context.Context, path string) error {
 	retry := time.NewTicker(10 * time.Millisecond)
 	defer retry.Stop()
 	for {
+		if ctx.Err() != nil { // before anybody is hurt
+			return fmt.Errorf("look for who holds the machine: %w", context.Cause(ctx))
+		}
 		pids, err := holders(path)
 		if err != nil || len(pids) == 0 {
 			return err

@@ -59,7 +59,8 @@ func (s *shim) routes() http.Handler {
 	})
 	mux.HandleFunc("GET /watch", s.watch)
 	mux.HandleFunc("GET /network", func(w http.ResponseWriter, r *http.Request) {
-		st, err := s.readNetwork(r.Context())
+		// Not bound to the client: one that leaves must not cost the monitor.
+		st, err := s.readNetwork(context.WithoutCancel(r.Context()))
 		if err != nil {
 			s.answer(w, http.StatusConflict, apiError{err.Error()})
 			return

@@ -164,7 +164,7 @@ func pull(addr string) error {
 			return err
 		}
 	}
-	_, err = fmt.Println(total, time.Since(began).Nanoseconds())
+	_, err = fmt.Fprintln(os.Stdout, total, time.Since(began).Nanoseconds())
 	return err
 }
 

@@ -20,11 +20,17 @@ import (
 	"gvisor.dev/gvisor/pkg/waiter"
 )
 
+// maxLinks is how many connections a guest may have to its gateway's process at
+// once. The agent needs one, and a second while it comes back.
+const maxLinks = 8
+
+var linkAddr = netip.MustParseAddrPort(LinkAddr)
+
 // dial connects to where a guest wants to go. The check runs on the address the
 // socket is really connected to, after anything that could have changed it.
 func (n *Network) dial(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error) {
 	if to.Addr() == netip.AddrFrom4(gatewayAddr.As4()) {
-		if network == "tcp4" && to.Port() == LinkPort && n.cfg.Link != "" {
+		if network == "tcp4" && to == linkAddr && n.cfg.Link != "" {
 			return (&net.Dialer{Timeout: n.cfg.DialTime}).DialContext(ctx, "unix", n.cfg.Link)
 		}
 		return nil, syscall.ECONNREFUSED
@@ -71,6 +77,13 @@ func (n *Network) acceptTCP(r *tcp.ForwarderRequest) {
 	defer n.tcpOpen.Add(-1)
 	n.tcpTotal.Add(1)
 	to := target(r.ID())
+	if to == linkAddr {
+		defer n.links.Add(-1)
+		if n.links.Add(1) > maxLinks {
+			r.Complete(true)
+			return
+		}
+	}
 	upstream, err := n.dial(n.ctx, "tcp4", to)
 	if err != nil {
 		if errors.Is(err, ErrDenied) {

@@ -92,6 +92,7 @@ type Network struct {
 	closed bool
 	flows  sync.WaitGroup
 
+	links                                                  atomic.Int64 // open connections to Link
 	tcpOpen, udpOpen, tcpTotal, udpTotal, queries, refused atomic.Int64
 	refusals                                               refusalLog
 }

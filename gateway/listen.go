@@ -232,7 +232,11 @@ func (g *Gateway) connect(ctx context.Context, c *net.TCPConn, name string, req 
 		_ = front.Reset(c) // it may be gone already
 		return
 	}
-	if err := tunnel.Relay(ctx, c, upstream); err != nil {
+	client := tunnel.Conn(c)
+	if req.Service == wire.ServiceSSH {
+		client = front.Prompt(c)
+	}
+	if err := tunnel.Relay(ctx, client, upstream); err != nil {
 		g.log.DebugContext(ctx, "connection ended", "workspace", name, "err", err)
 	}
 }

@@ -13,10 +13,14 @@ const tcpClose = 7
 // abortedTCP reports whether c is a TCP socket that has left the connected
 // states. Before our own FIN only a reset or a time-out does that.
 func abortedTCP(c net.Conn) bool {
-	if _, ok := c.(*net.TCPConn); !ok {
+	if _, ok := c.LocalAddr().(*net.TCPAddr); !ok {
 		return false
 	}
-	raw, err := c.(syscall.Conn).SyscallConn()
+	socket, ok := c.(syscall.Conn) // also something around a *net.TCPConn
+	if !ok {
+		return false
+	}
+	raw, err := socket.SyscallConn()
 	if err != nil {
 		return true // closed under us
 	}

@@ -19,6 +19,29 @@ type Dial func(ctx context.Context) (Conn, error)
 // keepAlive finds clients that are gone without a word after about a minute.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 10 * time.Second, Count: 3}
 
+// promptReads is how many reads of a Prompt connection acknowledge at once: more
+// than an SSH client needs to log in and run a command.
+const promptReads = 64
+
+// Prompt makes the kernel acknowledge what c receives at once, for as long as a
+// handshake takes. SSH handshakes are small packets in strict turns: delayed
+// acknowledgements are most of their time. The kernel forgets the wish after a
+// while, so it is renewed with each read.
+func Prompt(c *net.TCPConn) Conn { return &prompt{TCPConn: c, left: promptReads} }
+
+type prompt struct {
+	*net.TCPConn
+	left int // reads; there is one reader
+}
+
+func (p *prompt) Read(b []byte) (int, error) {
+	if p.left > 0 {
+		p.left--
+		_ = quickAck(p.TCPConn) // slower without
+	}
+	return p.TCPConn.Read(b)
+}
+
 // Reset closes c so that the peer sees a reset. A plain socket cannot refuse a
 // connection it has accepted; this is the nearest thing.
 func Reset(c net.Conn) error {

@@ -16,7 +16,7 @@ type Role string
 
 // The roles.
 const (
-	RoleSSH   Role = "ssh" // acknowledges at once, see quickAck
+	RoleSSH   Role = "ssh"
 	RoleHTTP  Role = "http"
 	RoleHTTPS Role = "https"
 	RolePort  Role = "port" // a port that a program in the workspace listens on
@@ -193,11 +193,6 @@ func (s *Set) accept(ctx context.Context, l *listener, serving *sync.WaitGroup) 
 				return
 			}
 			continue
-		}
-		if l.local.Role == RoleSSH {
-			if err := quickAck(c); err != nil {
-				s.cfg.Log.DebugContext(ctx, "set quick acknowledgement", "err", err)
-			}
 		}
 		connCtx, cancel := context.WithCancel(ctx)
 		s.mu.Lock()

@@ -6,8 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// quickAck makes the kernel acknowledge at once. An SSH handshake is small
-// packets in strict turns: delayed acknowledgements are most of its time.
+// quickAck makes the kernel acknowledge at once, for now.
 func quickAck(c *net.TCPConn) error {
 	raw, err := c.SyscallConn()
 	if err != nil {

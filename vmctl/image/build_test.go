@@ -300,3 +300,21 @@ func TestReadModuleCompressed(t *testing.T) {
 		}
 	}
 }
+
+func TestUnsigned(t *testing.T) {
+	header := []byte{0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 3} // PKCS#7, three bytes of signature
+	signed := append(append([]byte("module"), "sig"...), header...)
+	cases := map[string]struct{ in, want string }{
+		"signed":      {string(signed) + signatureMark, "module"},
+		"not signed":  {"module", "module"},
+		"mark alone":  {signatureMark, signatureMark},
+		"wrong size":  {"x\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff" + signatureMark, "x\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff" + signatureMark},
+		"nothing":     {"", ""},
+		"mark inside": {signatureMark + "x", signatureMark + "x"},
+	}
+	for name, c := range cases {
+		if got := string(unsigned([]byte(c.in))); got != c.want {
+			t.Errorf("%s: got %q, want %q", name, got, c.want)
+		}
+	}
+}

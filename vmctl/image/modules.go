@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"debug/elf"
+	"encoding/binary"
 	"fmt"
 	"io"
 	"io/fs"
@@ -19,7 +20,7 @@ import (
 // network, and last what only machines with PCI or a power button need.
 func guestModules() []string {
 	return []string{
-		"virtio_mmio", "virtio_console", "qemu_fw_cfg", "virtio_blk", "virtio_net", "virtio_rng",
+		"qemu_fw_cfg", "virtio_mmio", "virtio_console", "virtio_blk", "virtio_net", "virtio_rng",
 		"ext4", "virtio_pci", "button", "evdev",
 	}
 }
@@ -52,6 +53,7 @@ func loadModules(dir string, wanted []string) ([]module, error) {
 		if err != nil {
 			return fmt.Errorf("read module %s: %w", name, err)
 		}
+		body = unsigned(body)
 		depends, err := dependsOf(body)
 		if err != nil {
 			return fmt.Errorf("read module %s: %w", name, err)
@@ -113,6 +115,29 @@ func readModule(path string) ([]byte, error) {
 		return io.ReadAll(r)
 	}
 	return nil, fmt.Errorf("%w (%s)", errCompression, filepath.Base(path))
+}
+
+// signatureMark ends a signed module (scripts/sign-file of the kernel). Before it
+// stand the signature and a header of 12 bytes, of which the last four are the
+// signature's length, big-endian.
+const (
+	signatureMark   = "~Module signature appended~\n"
+	signatureHeader = 12
+)
+
+// unsigned takes the signature off a module. The package was verified when it
+// was fetched, and the image is verified by digest at each start; a guest that
+// checks each module's RSA signature again, emulated, only boots later.
+func unsigned(body []byte) []byte {
+	rest, ok := bytes.CutSuffix(body, []byte(signatureMark))
+	if !ok || len(rest) < signatureHeader {
+		return body
+	}
+	length := uint64(binary.BigEndian.Uint32(rest[len(rest)-4:])) + signatureHeader
+	if length > uint64(len(rest)) {
+		return body // not what it seems; the kernel will say so
+	}
+	return rest[:uint64(len(rest))-length]
 }
 
 // dependsOf reads the names a module depends on from its .modinfo section, which

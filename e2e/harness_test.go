@@ -111,10 +111,10 @@ type gateway struct {
 
 var ranges atomic.Uint32
 
-// nextRange gives each gateway 256 addresses for workspaces and the 256 above
-// them for their programs. Users of one machine get different ones.
+// nextRange gives each gateway 256 addresses. Users of one machine get different
+// ones.
 func nextRange() netip.Prefix {
-	n := ranges.Add(2) - 2
+	n := ranges.Add(1) - 1
 	second := byte(140)
 	if os.Geteuid() != 0 {
 		second = 150

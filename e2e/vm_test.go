@@ -5,6 +5,7 @@ package e2e
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -169,9 +170,14 @@ func testSecret(t *testing.T, g *gateway, name string) {
 	for _, p := range processesOf(boot.Token) {
 		t.Errorf("the secret is in a command line: %s", p)
 	}
-	for _, command := range [][]string{{"status", name, "--json"}, {"events", name, "--after", "0", "--json", "--no-follow"}, {"logs", name}, {"vm", "plan", name, "--json"}} {
-		if strings.Contains(g.helix(command...).out, boot.Token) {
+	for _, command := range [][]string{{"status", name, "--json"}, {"logs", name}, {"vm", "plan", name, "--json"}} {
+		if strings.Contains(g.must(command...), boot.Token) {
 			t.Errorf("helix %v shows the secret", command)
+		}
+	}
+	for _, e := range g.events(name) {
+		if strings.Contains(fmt.Sprint(e), boot.Token) {
+			t.Errorf("an event shows the secret: %s", e.Kind)
 		}
 	}
 	if strings.Contains(g.said(), boot.Token) {
@@ -183,6 +189,41 @@ func testSecret(t *testing.T, g *gateway, name string) {
 	if !strings.Contains(g.said(), "agent refused") {
 		t.Error("the second use is not in the log")
 	}
+	if !slices.ContainsFunc(g.events(name), func(e api.Event) bool { return e.Kind == "refused" }) {
+		t.Error("the second use is no event")
+	}
+}
+
+// events are the stored ones of a workspace. A mark at the end says when all
+// have come: what is asked of the workspace last.
+func (g *gateway) events(name string) []api.Event {
+	g.t.Helper()
+	c := api.NewClient(filepath.Join(g.state, "api.sock"))
+	defer c.Close()
+	enough := errors.New("enough")
+	var last uint64
+	if err := c.Events(g.t.Context(), api.New, "", func() { // the next event is the mark
+		r := g.helix("create", "mark", "--dir", g.state, "--no-start")
+		_ = g.helix("rm", "mark")
+		if r.code != 0 {
+			g.t.Errorf("mark: %s", r.err)
+		}
+	}, func(e api.Event) error { last = e.Seq; return enough }); !errors.Is(err, enough) {
+		g.t.Fatal(err)
+	}
+	var list []api.Event
+	if err := c.Events(g.t.Context(), 0, "", nil, func(e api.Event) error {
+		if e.Seq >= last {
+			return enough
+		}
+		if e.Workspace == name {
+			list = append(list, e)
+		}
+		return nil
+	}); !errors.Is(err, enough) {
+		g.t.Fatal(err)
+	}
+	return list
 }
 
 // testListeners looks for sockets of the gateway, the shim and QEMU on any

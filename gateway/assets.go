@@ -93,7 +93,7 @@ func (b backend) AddKey(ctx context.Context, line string) (api.Key, error) {
 		return api.Key{}, asInvalid(err)
 	}
 	if len(added) == 0 {
-		return api.Key{}, &invalidError{"that key may log in already", "helix key ls"}
+		return api.Key{}, &codedError{&invalidError{"that key may log in already", "helix key ls"}, api.CodeConflict}
 	}
 	b.identifyAll(ctx) // who is told late lets the key in late: no harm
 	return showKey(added[0]), nil
@@ -102,6 +102,9 @@ func (b backend) AddKey(ctx context.Context, line string) (api.Key, error) {
 // RemoveKey implements api.Backend.
 func (b backend) RemoveKey(ctx context.Context, selector string) (api.Key, error) {
 	removed, err := b.authorized.Remove(selector)
+	if errors.Is(err, sshd.ErrNoKey) {
+		return api.Key{}, &codedError{err, api.CodeNotFound}
+	}
 	if err != nil {
 		return api.Key{}, asInvalid(err)
 	}

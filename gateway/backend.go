@@ -24,6 +24,16 @@ func (e *invalidError) Error() string  { return e.text }
 func (e *invalidError) Hint() string   { return e.cure }
 func (e *invalidError) Code() api.Code { return api.CodeInvalid }
 
+// A codedError is an error that the API sorts otherwise than by its kind.
+type codedError struct {
+	error
+	code api.Code
+}
+
+func (e *codedError) Unwrap() error  { return e.error }
+func (e *codedError) Hint() string   { return hintOf(e.error) }
+func (e *codedError) Code() api.Code { return e.code }
+
 func invalid(format string, args ...any) error {
 	return &invalidError{text: fmt.Sprintf(format, args...)}
 }
@@ -43,6 +53,9 @@ func (b backend) Code(err error) api.Code {
 		return api.CodeInvalid
 	}
 	if _, ok := errors.AsType[*image.UnknownError](err); ok {
+		return api.CodeNotFound
+	}
+	if _, ok := errors.AsType[*image.RecipeError](err); ok && errors.Is(err, image.ErrNoRecipe) {
 		return api.CodeNotFound
 	}
 	if _, ok := errors.AsType[*image.InUseError](err); ok {
@@ -137,7 +150,7 @@ func (g *Gateway) url(name, child string) string {
 	if child != "" {
 		host = child + "." + host
 	}
-	if p := g.info().HTTPS; p != 443 {
+	if p := g.listened.httpsPort; p != 443 { // decided before anything else runs
 		return fmt.Sprintf("https://%s:%d/", host, p)
 	}
 	return "https://" + host + "/"
@@ -148,6 +161,12 @@ func (b backend) Create(ctx context.Context, req api.CreateRequest) (api.Workspa
 	spec, err := b.specOf(ctx, req)
 	if err != nil {
 		return api.Workspace{}, err
+	}
+	if exists(b.vmDir(req.Name)) && !b.known(req.Name) {
+		return api.Workspace{}, &invalidError{
+			fmt.Sprintf("%s holds a virtual machine that the registry does not know", b.vmDir(req.Name)),
+			"choose another name, or move the folder away",
+		}
 	}
 	ws, err := b.registry.Create(spec)
 	if err != nil {
@@ -163,6 +182,12 @@ func (b backend) Create(ctx context.Context, req api.CreateRequest) (api.Workspa
 		}
 	}
 	return b.Workspace(ctx, ws.Name)
+}
+
+// known says whether the registry has a record of the name, readable or not.
+func (g *Gateway) known(name string) bool {
+	_, err := g.registry.Get(name)
+	return err == nil || errors.Is(err, workspaces.ErrBroken)
 }
 
 // specOf checks what only the gateway can: that the image or folder is there.
@@ -186,6 +211,9 @@ func (b backend) specOf(ctx context.Context, req api.CreateRequest) (workspaces.
 		target.VM = &workspaces.VMSpec{
 			Image: req.Image, ImageDigest: img.Digest, CPUs: req.CPUs, MemoryMB: req.MemoryMB,
 			Policy: workspaces.Policy(req.Policy), Accel: workspaces.Accel(req.Accel),
+		}
+		if err := b.plannable(ctx, req.Name, *target.VM); err != nil {
+			return spec, err
 		}
 	}
 	spec.Targets = []workspaces.TargetSpec{target}
@@ -311,7 +339,8 @@ func (b backend) Events(ctx context.Context, after uint64, name string, send fun
 		} else if err != nil {
 			return err
 		}
-		if name != "" && out.Workspace != name && out.Kind != "lost" {
+		everybodys := out.Workspace == "" && out.Kind == string(EventWarning) || out.Kind == "lost"
+		if name != "" && out.Workspace != name && !everybodys {
 			continue
 		}
 		if err := send(out); err != nil {

@@ -77,7 +77,11 @@ func (g *Gateway) launchDir(ctx context.Context, ws workspaces.Workspace, t work
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return nil, fmt.Errorf("prepare the log of %q: %w", ws.Name, err)
 	}
-	log, err := os.OpenFile(filepath.Join(folder, logName), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	// A new file, so that whoever follows the old one sees that it is another.
+	if err := os.Remove(filepath.Join(folder, logName)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("prepare the log of %q: %w", ws.Name, err)
+	}
+	log, err := os.OpenFile(filepath.Join(folder, logName), os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("prepare the log of %q: %w", ws.Name, err)
 	}

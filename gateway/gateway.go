@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"regexp"
 	"sync"
 	"time"
 
@@ -58,7 +59,7 @@ const (
 type Config struct {
 	State   string        // absolute path of the state folder
 	Zone    string        // "" means helix.local
-	Range   netip.Prefix  // workspace addresses, within 127.0.0.0/8; zero means 127.88.0.0/16
+	Range   netip.Prefix  // addresses of workspaces and their programs, within 127.0.0.0/8; zero means 127.88.0.0/16
 	Ports   Ports         // "" means PortsAuto
 	Helix   string        // path of this program: shims and ProxyCommand run it
 	Agent   string        // path of helix-agent
@@ -104,6 +105,9 @@ type Gateway struct {
 	warnings []api.Warning
 }
 
+// zoneForm is two or more labels of RFC 1123, without dots at the ends.
+var zoneForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)+$`)
+
 // Validate fills in the defaults and reports every fault at once.
 func (c *Config) Validate() error {
 	if c.Zone == "" {
@@ -125,8 +129,12 @@ func (c *Config) Validate() error {
 	if c.Ports != PortsAuto && c.Ports != PortsPrivileged && c.Ports != PortsHigh {
 		faults = append(faults, invalid("ports %q is none of auto, privileged, high", c.Ports))
 	}
-	if !netip.MustParsePrefix("127.0.0.0/8").Contains(c.Range.Addr()) || c.Range.Bits() > 24 {
-		faults = append(faults, invalid("range %s is not a network of at least 256 addresses in 127.0.0.0/8", c.Range))
+	if !netip.MustParsePrefix("127.0.0.0/8").Contains(c.Range.Addr()) || c.Range.Bits() < 12 || c.Range.Bits() > 24 ||
+		c.Range.Contains(netip.MustParseAddr("127.0.0.1")) {
+		faults = append(faults, invalid("range %s is not a network of 2^8 to 2^20 addresses in 127.0.0.0/8 without 127.0.0.1", c.Range))
+	}
+	if !zoneForm.MatchString(c.Zone) {
+		faults = append(faults, &invalidError{fmt.Sprintf("zone %q is not two or more lower-case labels", c.Zone), "write it as helix.local"})
 	}
 	for what, path := range map[string]string{"helix": c.Helix, "helix-agent": c.Agent} {
 		if _, err := os.Stat(path); err != nil {
@@ -173,8 +181,9 @@ func (g *Gateway) open() (err error) {
 	if g.key, err = openKey(g.path("gateway.key")); err != nil {
 		return err
 	}
+	addresses, backends := halves(g.cfg.Range)
 	if g.registry, err = workspaces.Open(g.path("registry.db"), workspaces.Options{
-		Log: g.log, Range: g.cfg.Range, Backends: backends(g.cfg.Range),
+		Log: g.log, Range: addresses, Backends: backends,
 	}); err != nil {
 		return fmt.Errorf("open the registry: %w", err)
 	}
@@ -193,13 +202,15 @@ func (g *Gateway) open() (err error) {
 	return g.assemble()
 }
 
-// backends is where the programs of directory targets may listen: the network
-// of the same size right above the workspace addresses.
-func backends(r netip.Prefix) netip.Prefix {
+// halves splits a range: workspace addresses come from the lower half, and the
+// programs of directory targets may listen in the upper one. So gateways with
+// ranges of their own never meet.
+func halves(r netip.Prefix) (lower, upper netip.Prefix) {
+	bits := r.Bits() + 1
 	a := r.Masked().Addr().As4()
-	n := uint32(a[0])<<24 | uint32(a[1])<<16 | uint32(a[2])<<8 | uint32(a[3])
-	n += 1 << (32 - r.Bits())
-	return netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)}), r.Bits())
+	b := a
+	b[r.Bits()/8] |= 1 << (7 - r.Bits()%8)
+	return netip.PrefixFrom(netip.AddrFrom4(a), bits), netip.PrefixFrom(netip.AddrFrom4(b), bits)
 }
 
 // Close gives back what New opened. It is part of Run.

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sync/errgroup"
@@ -33,12 +34,14 @@ type listened struct {
 	httpsPort uint16
 	ports     map[string]map[netip.AddrPort]bool // what is open for each workspace
 	lost      map[front.Role]bool                // roles that somebody was told about
+	taken     map[netip.AddrPort]bool            // ports of machines that somebody was told about
 	announced map[string]string                  // last ports event of each workspace
 }
 
 // listenAll binds everything and hands each serving loop to parts.
 func (g *Gateway) listenAll(ctx context.Context, parts *errgroup.Group) error {
 	g.listened.ports, g.listened.lost, g.listened.announced = map[string]map[netip.AddrPort]bool{}, map[front.Role]bool{}, map[string]string{}
+	g.listened.taken = map[netip.AddrPort]bool{}
 	g.front = front.New(front.Config{Handle: g.serveConn, Grace: g.cfg.Grace, Log: g.log})
 	g.sni = front.NewSNI(front.SNIConfig{
 		Passthrough: g.passthrough, Log: g.log,
@@ -299,7 +302,7 @@ func (g *Gateway) relisten(ctx context.Context, name string) {
 		}
 	}
 	for at, role := range want {
-		if !open[at] && g.openLocked(ctx, name, at, role) {
+		if !open[at] && g.openLocked(ctx, name, ws.ActiveTarget().Kind, at, role) {
 			open[at] = true
 		}
 	}
@@ -307,11 +310,19 @@ func (g *Gateway) relisten(ctx context.Context, name string) {
 }
 
 // openLocked opens one listener of a workspace; mu is held.
-func (g *Gateway) openLocked(ctx context.Context, name string, at netip.AddrPort, role front.Role) bool {
+func (g *Gateway) openLocked(ctx context.Context, name string, kind workspaces.Kind, at netip.AddrPort, role front.Role) bool {
 	_, err := g.front.Open(ctx, at, role, 0)
 	switch {
 	case err == nil:
 		return true
+	case role == front.RolePort && kind == workspaces.KindVM:
+		if !g.listened.taken[at] { // once for each port
+			g.listened.taken[at] = true
+			g.warnLocked(ctx, api.Warning{
+				Message: fmt.Sprintf("port %d of workspace %q cannot be reached by its address: %v", at.Port(), name, err),
+				Hint:    fmt.Sprintf("use %s, or let the other program listen on 127.0.0.1 only", g.url(name, strconv.Itoa(int(at.Port())))),
+			})
+		}
 	case role == front.RolePort:
 		// A program of a directory target that listens on every address has
 		// this one too: then its connections need no help.

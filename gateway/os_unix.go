@@ -42,6 +42,15 @@ func ownGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true
 // readable says whether this process may list and enter the folder.
 func readable(path string) error { return unix.Access(path, unix.R_OK|unix.X_OK) }
 
+// ownerOf is the number of the user that a file belongs to.
+func ownerOf(info os.FileInfo) (uid int, ok bool) {
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, false
+	}
+	return int(stat.Uid), true
+}
+
 // tryLock takes the kernel's lock on f, which ends with the process.
 func tryLock(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) }
 

@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"time"
 
 	"helix.local/helix/agent/wire"
+	"helix.local/helix/gateway/api"
 	"helix.local/helix/vmctl"
 	"helix.local/helix/workspaces"
 )
@@ -27,7 +27,7 @@ func (g *Gateway) recover(ctx context.Context, held []*keeper) {
 			return
 		}
 	}
-	g.sweep(ctx)
+	g.strangers(ctx)
 }
 
 // hold takes the turn of every workspace, before anybody can ask for one.
@@ -47,9 +47,10 @@ func release(held []*keeper) {
 	}
 }
 
-// sweep ends virtual machines that no record knows: their workspace was
-// deleted while its gateway died. Those of records that cannot be read stay.
-func (g *Gateway) sweep(ctx context.Context) {
+// strangers tells of virtual machines that no record knows. A removal deletes
+// the record last, so this is what a registry that was lost, or an older copy of
+// it, leaves: somebody's disks. Nothing is done to them.
+func (g *Gateway) strangers(ctx context.Context) {
 	entries, err := os.ReadDir(g.path("vm"))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		g.log.WarnContext(ctx, "virtual machines not looked through", "err", err)
@@ -62,15 +63,12 @@ func (g *Gateway) sweep(ctx context.Context) {
 		known[broken.Name] = true
 	}
 	for _, e := range entries {
-		if known[e.Name()] {
-			continue
+		if !known[e.Name()] {
+			g.warn(ctx, api.Warning{
+				Message: fmt.Sprintf("%s holds a virtual machine that the registry does not know; it is left as it is", g.vmDir(e.Name())),
+				Hint:    "bring the registry back from a copy, or remove the folder once nothing runs in it",
+			})
 		}
-		dir := g.vmDir(e.Name())
-		if err := errors.Join(g.cleanVM(ctx, dir), os.RemoveAll(dir)); err != nil {
-			g.log.WarnContext(ctx, "leftover not removed", "dir", dir, "err", err)
-			continue
-		}
-		g.log.InfoContext(ctx, "leftover removed", "dir", filepath.Base(dir))
 	}
 }
 

@@ -74,6 +74,12 @@ func prepareState(path string) error {
 			"chmod 700 " + path,
 		}
 	}
+	if owner, ok := ownerOf(info); ok && owner != os.Geteuid() {
+		return &StateError{
+			path, fmt.Errorf("it belongs to user %d, and this is user %d", owner, os.Geteuid()),
+			"run as its owner, or choose another with --state: what it says is run as whoever runs helix up",
+		}
+	}
 	return probeWrite(path)
 }
 

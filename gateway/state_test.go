@@ -96,10 +96,41 @@ func TestGatewayKeyIsNeverReplacedSilently(t *testing.T) {
 	}
 }
 
-func TestBackendsAreTheNextNetwork(t *testing.T) {
-	for in, want := range map[string]string{"127.88.0.0/16": "127.89.0.0/16", "127.90.4.0/24": "127.90.5.0/24"} {
-		if got := backends(netip.MustParsePrefix(in)); got.String() != want {
-			t.Errorf("%s: got %s, want %s", in, got, want)
+func TestRangeIsHalved(t *testing.T) {
+	for in, want := range map[string][2]string{
+		"127.88.0.0/16": {"127.88.0.0/17", "127.88.128.0/17"},
+		"127.90.4.0/24": {"127.90.4.0/25", "127.90.4.128/25"},
+		"127.16.0.0/12": {"127.16.0.0/13", "127.24.0.0/13"},
+	} {
+		if lower, upper := halves(netip.MustParsePrefix(in)); lower.String() != want[0] || upper.String() != want[1] {
+			t.Errorf("%s: got %s and %s, want %v", in, lower, upper, want)
 		}
+	}
+}
+
+func TestConfigFaults(t *testing.T) {
+	here, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, change := range map[string]func(*Config){
+		"range 127.0.0.0/8":       func(c *Config) { c.Range = netip.MustParsePrefix("127.0.0.0/8") },
+		"range 127.0.0.0/16":      func(c *Config) { c.Range = netip.MustParsePrefix("127.0.0.0/16") },
+		"range 10.0.0.0/16":       func(c *Config) { c.Range = netip.MustParsePrefix("10.0.0.0/16") },
+		`zone "foo bar"`:          func(c *Config) { c.Zone = "foo bar" },
+		`zone "HELIX.local"`:      func(c *Config) { c.Zone = "HELIX.local" },
+		`zone "local"`:            func(c *Config) { c.Zone = "local" },
+		"ports \"some\"":          func(c *Config) { c.Ports = "some" },
+		"the program helix-agent": func(c *Config) { c.Agent = "/nowhere" },
+	} {
+		c := Config{Helix: here, Agent: here}
+		change(&c)
+		if err := c.Validate(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v", want, err)
+		}
+	}
+	good := Config{Helix: here, Agent: here}
+	if err := good.Validate(); err != nil {
+		t.Error(err)
 	}
 }

@@ -13,6 +13,8 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/google/uuid"
+
 	"helix.local/helix/agent/wire"
 	"helix.local/helix/gateway/api"
 	"helix.local/helix/tunnel"
@@ -45,6 +47,24 @@ func (g *Gateway) machine(ctx context.Context, ws workspaces.Workspace, t worksp
 		RunDir: g.vmDir(ws.Name), LinkSocket: g.path("links.sock"),
 		Policy: guestnet.Policy(t.VM.Policy), Accel: vmctl.Accel(t.VM.Accel),
 	}, nil
+}
+
+// plannable says what makes a start of such a machine impossible on this host,
+// before there is a workspace of it.
+func (g *Gateway) plannable(ctx context.Context, name string, spec workspaces.VMSpec) error {
+	if workspaces.CheckName(name) != nil || spec.Policy != "" && spec.Policy != workspaces.PolicyInternet && spec.Policy != workspaces.PolicyNone ||
+		spec.Accel != "" && spec.Accel != "auto" && spec.Accel != workspaces.AccelKVM && spec.Accel != workspaces.AccelTCG {
+		return nil // the registry says it better
+	}
+	if spec.Accel == "auto" {
+		spec.Accel = ""
+	}
+	spec.UUID = uuid.NewString()
+	_, err := g.plan(ctx, workspaces.Workspace{Name: name}, workspaces.Target{VM: &spec})
+	if err != nil {
+		return asInvalid(err)
+	}
+	return nil
 }
 
 // plan is the launch plan of a target as it would be started now.

@@ -94,7 +94,7 @@ func (e *CorruptError) Unwrap() error { return e.Err }
 
 // Hint says how to go on without losing what is left.
 func (e *CorruptError) Hint() string {
-	return fmt.Sprintf("restore it from a copy, or move it away to start empty: mv %s %s.damaged", e.Path, e.Path)
+	return fmt.Sprintf("restore it from a copy, or move it away to start without any workspace: mv %s %s.damaged", e.Path, e.Path)
 }
 
 // A VersionError reports a record written by a newer program.

@@ -126,7 +126,9 @@ func (r *Registry) open(path string) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if p := recover(); p != nil {
-			err = &CorruptError{Path: path, Err: fmt.Errorf("%v", p)}
+			// What bbolt stumbled over says nothing to a person.
+			r.log.Debug("registry not opened", "path", path, "panic", fmt.Sprint(p))
+			err = &CorruptError{Path: path, Err: errors.New("the file was cut short or overwritten")}
 		}
 	}()
 	r.db, err = bbolt.Open(path, 0o600, &bbolt.Options{Timeout: lockWait, FreelistType: bbolt.FreelistMapType})

@@ -195,7 +195,11 @@ func (s *sessionChannel) hangUp(p *program) {
 	if !p.alive() {
 		return
 	}
-	if err := p.child.SignalGroup(syscall.SIGHUP); err != nil {
+	err := p.child.SignalGroup(syscall.SIGHUP)
+	if err == nil {
+		err = p.child.SignalGroup(sigContinue) // a stopped one would never see it
+	}
+	if err != nil {
 		s.conn.srv.log.Warn("program not hung up", "err", err)
 	}
 }

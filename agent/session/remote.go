@@ -94,7 +94,10 @@ func (c *connection) listenUnix(login, path string) (net.Listener, error) {
 		return nil, err
 	}
 	if !filepath.IsAbs(path) {
-		dir, _ := c.srv.folder(account)
+		dir, _, err := c.srv.folder(account)
+		if err != nil {
+			return nil, err
+		}
 		path = filepath.Join(dir, path)
 	}
 	ln, err := net.Listen("unix", path) //nolint:noctx // returns at once

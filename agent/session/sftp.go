@@ -19,7 +19,11 @@ func (s *sessionChannel) sftp() {
 		s.fail(err)
 		return
 	}
-	dir, _ := srv.folder(account)
+	dir, _, err := srv.folder(account)
+	if err != nil {
+		s.fail(err)
+		return
+	}
 	if account.Own {
 		if err := ServeSFTP(s.ch, dir); err != nil && !s.conn.dead(s.ssh) {
 			srv.log.Warn("sftp ended early", "err", err)

@@ -51,7 +51,9 @@ func (s *Server) shell(a Account, command *string) (cmd *exec.Cmd, note string, 
 	}
 	cmd.SysProcAttr = attributes(a)
 	cmd.Env = merge([]string{"PATH=" + defaultPath}, s.cfg.Env, accountEnv(a))
-	cmd.Dir, note = s.folder(a)
+	if cmd.Dir, note, err = s.folder(a); err != nil {
+		return nil, "", err
+	}
 	return cmd, note, nil
 }
 
@@ -64,8 +66,10 @@ func attributes(a Account) *syscall.SysProcAttr {
 	return attr
 }
 
-// folder is where a's programs start, "/" with a note when that is not there.
-func (s *Server) folder(a Account) (dir, note string) {
+// folder is where a's programs start. In a guest it is "/" with a note when the
+// workspace folder is not there; on the user's own machine that is an error,
+// because a command meant for one folder must not run in another.
+func (s *Server) folder(a Account) (dir, note string, err error) {
 	dir = a.Home
 	if s.cfg.Dir != "" {
 		dir = s.cfg.Dir
@@ -73,13 +77,16 @@ func (s *Server) folder(a Account) (dir, note string) {
 	info, err := os.Stat(dir)
 	switch {
 	case err == nil && info.IsDir():
-		return dir, ""
+		return dir, "", nil
 	case err == nil:
 		err = syscall.ENOTDIR
 	case errors.Is(err, fs.ErrNotExist):
 		err = fs.ErrNotExist
 	}
-	return "/", fmt.Sprintf("helix-agent: folder %s: %v; starting in /", dir, err)
+	if a.Own {
+		return "", "", fmt.Errorf("workspace folder %s: %w", dir, err)
+	}
+	return "/", fmt.Sprintf("helix-agent: folder %s: %v; starting in /", dir, err), nil
 }
 
 // startTTY starts cmd with t as its controlling terminal.

@@ -4,6 +4,9 @@ package session
 
 import "syscall"
 
+// sigContinue makes a stopped program go on.
+const sigContinue = syscall.SIGCONT
+
 // signalNames is constant.
 var signalNames = []struct {
 	name   string

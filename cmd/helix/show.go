@@ -253,6 +253,11 @@ func (a *app) eventsCommand() *cobra.Command {
 				name = args[0]
 			}
 			return a.withClient(func(c *api.Client) error {
+				if name != "" { // of a name that is none, nothing would ever come
+					if _, err := c.Workspace(cmd.Context(), name); err != nil {
+						return doing("watch events", err)
+					}
+				}
 				err := c.Events(cmd.Context(), from, name, nil, a.printEvent)
 				return a.watchEnd(cmd.Context(), doing("watch events", err))
 			})

@@ -39,7 +39,7 @@ Under systemd (Type=notify) it says when it is ready and when it stops.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.up(cmd.Context(), f) },
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&f.network, "range", "127.88.0.0/16", "loopback `network` that workspaces get their addresses from")
+	flags.StringVar(&f.network, "range", "127.88.0.0/16", "loopback `network`: workspaces get addresses from its lower half, programs of directory workspaces (HELIX_ADDR) from its upper half")
 	flags.StringVar(&f.zone, "zone", "helix.local", "`zone` of the names")
 	flags.StringVar(&f.ports, "ports", string(gateway.PortsAuto), "privileged (22, 53, 80, 443), high (10022, 10053, 10080, 10443), or auto: high where the first cannot be had")
 	flags.StringVar(&f.agent, "agent", "", "`path` of the helix-agent program (default: beside helix)")

@@ -115,6 +115,9 @@ func (a *app) follow(ctx context.Context, c *api.Client, name string, o *outlook
 			cancel()
 		}
 	}, func(e api.Event) error {
+		if result != nil { // the answer has decided; what comes is about others
+			return result
+		}
 		if e.Kind == kindLost {
 			ws, err := c.Workspace(watch, name)
 			if err != nil {

@@ -275,7 +275,7 @@ func (c *Client) BuildImage(ctx context.Context, name string, progress func(Buil
 	err = eachLine(body, func(p BuildProgress) error {
 		switch {
 		case p.Error != "":
-			return &Error{Code: CodeInternal, Message: p.Error, Cure: p.Hint}
+			return &Error{Code: p.Code, Message: p.Error, Cure: p.Hint}
 		case p.Image != nil:
 			built = p.Image
 		default:

@@ -244,7 +244,7 @@ func (s server) build(ctx context.Context, name string, line *json.Encoder) erro
 	})
 	if err != nil {
 		p := s.problem(err)
-		return line.Encode(BuildProgress{Error: p.Detail, Hint: p.Hint})
+		return line.Encode(BuildProgress{Error: p.Detail, Hint: p.Hint, Code: p.Code})
 	}
 	return line.Encode(BuildProgress{Image: &image})
 }

@@ -129,6 +129,7 @@ type BuildProgress struct {
 	Image   *Image `json:"image,omitempty"`
 	Error   string `json:"error,omitempty"`
 	Hint    string `json:"hint,omitempty"`
+	Code    Code   `json:"code,omitempty"`
 }
 
 // Key is a public key that may log in to every workspace.

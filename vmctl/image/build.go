@@ -29,6 +29,9 @@ type BuildConfig struct {
 	Progress  func(Progress) // nil: nobody listens
 }
 
+// ErrNoRecipe reports a name that is no recipe's.
+var ErrNoRecipe = errors.New("no such recipe")
+
 // RecipeError reports a recipe that cannot be followed on this machine.
 type RecipeError struct {
 	Recipe string
@@ -51,7 +54,7 @@ const recipeTiny = "tiny"
 // one clears what it left.
 func (s *Store) Build(ctx context.Context, recipe string, cfg BuildConfig) (Image, error) {
 	if recipe != recipeTiny {
-		return Image{}, &RecipeError{recipe, errors.New("no such recipe"), "recipes: " + recipeTiny}
+		return Image{}, &RecipeError{recipe, ErrNoRecipe, "recipes: " + recipeTiny}
 	}
 	unlock, err := s.lock()
 	if err != nil {

@@ -57,8 +57,10 @@ func (g *Gateway) prepareDir(_ workspaces.Workspace, t workspaces.Target) (prepa
 		return nil, err
 	}
 	return func(ws workspaces.Workspace, t workspaces.Target, token wire.Secret) starting {
-		return starting{ws: ws, target: t, boot: dirBoot, health: dirHealth,
-			launch: func(ctx context.Context, _ *instance) (runner, error) { return g.launchDir(ctx, ws, t, token) }}
+		return starting{
+			ws: ws, target: t, boot: dirBoot, health: dirHealth,
+			launch: func(ctx context.Context, _ *instance) (runner, error) { return g.launchDir(ctx, ws, t, token) },
+		}
 	}, nil
 }
 

@@ -57,8 +57,7 @@ func dialGateway(t *testing.T, keys *Keys, addr net.Addr) *ssh.Client {
 func TestServerLimitsLogins(t *testing.T) {
 	keys := openKeys(t, filepath.Join(t.TempDir(), "ssh"))
 	for name, limit := range map[string]func(*ServerConfig){
-		"source": func(c *ServerConfig) { c.MaxPerSource = 2 },
-		"sum":    func(c *ServerConfig) { c.MaxStartups = 2 },
+		"sum": func(c *ServerConfig) { c.MaxStartups = 2 },
 	} {
 		addr := jumpHost(t, keys, limit)
 		client := dialGateway(t, keys, addr)
@@ -86,6 +85,43 @@ func TestServerLimitsLogins(t *testing.T) {
 		for _, c := range append(slow, conn) {
 			_ = c.Close()
 		}
+	}
+}
+
+// from is a connection of which only the far address is known.
+type from struct {
+	net.Conn
+	addr net.Addr
+}
+
+func (f from) RemoteAddr() net.Addr { return f.addr }
+
+func TestServerLimitsSources(t *testing.T) {
+	s := &Server{cfg: ServerConfig{MaxStartups: 100, MaxPerSource: 2}, starting: map[string]int{}}
+	tcp := func(ip string) from { return from{addr: &net.TCPAddr{IP: net.ParseIP(ip), Port: 1}} }
+	for _, c := range []struct {
+		conn from
+		want bool
+	}{
+		{tcp("192.0.2.1"), true},
+		{tcp("192.0.2.1"), true},
+		{tcp("192.0.2.1"), false},
+		{tcp("192.0.2.2"), true},
+		// The whole of this machine is one source, and not a stranger.
+		{tcp("127.0.0.1"), true},
+		{tcp("127.0.0.1"), true},
+		{tcp("127.0.0.1"), true},
+		{from{addr: &net.UnixAddr{}}, true},
+		{from{addr: &net.UnixAddr{}}, true},
+		{from{addr: &net.UnixAddr{}}, true},
+	} {
+		if _, ok := s.enter(c.conn); ok != c.want {
+			t.Errorf("%v: let in %v, want %v", c.conn.addr, ok, c.want)
+		}
+	}
+	s.leave("192.0.2.1")
+	if _, ok := s.enter(tcp("192.0.2.1")); !ok {
+		t.Error("a place that is free again is not given")
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"time"
 
@@ -31,10 +32,13 @@ func MountWorkspace(ctx context.Context, dir string, uid, gid int) (mounted bool
 	if hasVirtio("/sys", virtioBlock) {
 		ctx, cancel := context.WithTimeout(ctx, diskTime)
 		defer cancel()
-		if err := Await(ctx, DiskDevice, nil); err != nil {
-			return false, err
+		disk, err := openDisk(ctx, DiskDevice)
+		if err != nil {
+			return false, fmt.Errorf("mount the workspace: %w", err)
 		}
-		if err := mountDisk(DiskDevice, dir); err != nil {
+		err = mountDisk(disk, dir)
+		_ = disk.Close() // read only
+		if err != nil {
 			return false, err
 		}
 		mounted = true
@@ -45,15 +49,32 @@ func MountWorkspace(ctx context.Context, dir string, uid, gid int) (mounted bool
 	return mounted, nil
 }
 
+// openDisk waits until the disk is there. Its driver makes the device a moment
+// before anybody can open it.
+func openDisk(ctx context.Context, device string) (*os.File, error) {
+	pause := time.NewTicker(2 * time.Millisecond)
+	defer pause.Stop()
+	for {
+		f, err := os.Open(device)
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENXIO) && !errors.Is(err, unix.ENODEV) {
+			return nil, err //nolint:wrapcheck // names the device
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: %w", ctx.Err(), err)
+		case <-pause.C:
+		}
+	}
+}
+
 // mountDisk mounts ext4 with discard, so that deleted files give their space
 // back to the host.
-func mountDisk(device, dir string) error {
-	f, err := os.Open(device)
-	if err != nil {
-		return fmt.Errorf("mount the workspace: %w", err)
-	}
+func mountDisk(f *os.File, dir string) error {
+	device := f.Name()
 	label, err := ext4Label(f)
-	_ = f.Close() // read only
 	if err != nil {
 		return fmt.Errorf("mount the workspace: %s: %w", device, err)
 	}

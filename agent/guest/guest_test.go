@@ -158,7 +158,16 @@ func TestDiskLabel(t *testing.T) {
 	if err := os.Truncate(disk, 4<<20); err != nil {
 		t.Fatal(err)
 	}
-	if err := mountDisk(disk, t.TempDir()); err == nil || !strings.Contains(err.Error(), "not an ext4 file system") {
+	mount := func() error {
+		t.Helper()
+		f, err := openDisk(t.Context(), disk)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close() //nolint:errcheck // read only
+		return mountDisk(f, t.TempDir())
+	}
+	if err := mount(); err == nil || !strings.Contains(err.Error(), "not an ext4 file system") {
 		t.Errorf("empty disk: %v", err)
 	}
 	mke2fs := exec.Command("mke2fs", "-q", "-t", "ext4", "-L", "elsewhere", disk)
@@ -174,11 +183,31 @@ func TestDiskLabel(t *testing.T) {
 	if label, err := ext4Label(f); err != nil || label != "elsewhere" {
 		t.Errorf("got %q, %v", label, err)
 	}
-	if err := mountDisk(disk, t.TempDir()); err == nil || !strings.Contains(err.Error(), `label "elsewhere"`) {
+	if err := mount(); err == nil || !strings.Contains(err.Error(), `label "elsewhere"`) {
 		t.Errorf("another disk: %v", err)
 	}
-	if err := mountDisk(disk+"-none", t.TempDir()); !errors.Is(err, fs.ErrNotExist) {
+	late, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := openDisk(late, disk+"-none"); !errors.Is(err, fs.ErrNotExist) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("no disk: %v", err)
+	}
+}
+
+// The driver makes the device before it can be opened.
+func TestDiskIsAwaited(t *testing.T) {
+	t.Parallel()
+	disk := filepath.Join(t.TempDir(), "disk")
+	opened := make(chan error, 1)
+	go func() {
+		f, err := openDisk(t.Context(), disk)
+		if err == nil {
+			err = f.Close()
+		}
+		opened <- err
+	}()
+	write(t, disk, "")
+	if err := <-opened; err != nil {
+		t.Error(err)
 	}
 }
 

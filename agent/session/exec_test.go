@@ -284,8 +284,8 @@ func TestNothingToRun(t *testing.T) {
 	a.Own = true
 	tg = startTarget(t, a)
 	stdout, stderr, code := tg.ssh("", "ws", "pwd")
-	if code != 0 || stdout != "/\n" || !strings.Contains(stderr, "/no/such/home") {
-		t.Errorf("no home: %q %q %d", stdout, stderr, code)
+	if code == 0 || stdout != "" || !strings.Contains(stderr, "workspace folder /no/such/home") {
+		t.Errorf("a command of another folder ran: %q %q %d", stdout, stderr, code)
 	}
 }
 

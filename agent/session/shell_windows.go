@@ -14,7 +14,7 @@ func (s *Server) shell(a Account, _ *string) (*exec.Cmd, string, error) {
 	return nil, "", fmt.Errorf("start shell of account %q on Windows: %w", a.Name, errors.ErrUnsupported)
 }
 
-func (s *Server) folder(a Account) (dir, note string) { return a.Home, "" }
+func (s *Server) folder(a Account) (dir, note string, err error) { return a.Home, "", nil }
 
 func attributes(Account) *syscall.SysProcAttr { return &syscall.SysProcAttr{} }
 

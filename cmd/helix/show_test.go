@@ -91,7 +91,7 @@ func TestChange(t *testing.T) {
 		{args: "key rm nobody", code: 3, stderr: `remove key "nobody"`},
 		{args: "image build tiny", stdout: "image tiny is built: 30.0 MiB, sha256:abc", stderr: "kernel"},
 		{args: "image build tiny --json", stdout: `"digest": "sha256:abc"`},
-		{args: "image build nope", code: 1, stderr: "failed\nhelix: build image \"nope\": recipe"},
+		{args: "image build nope", code: 3, stderr: "failed\nhelix: build image \"nope\": recipe"},
 		{args: "image rm tiny nope", code: 3, stdout: "image tiny is removed", stderr: `remove image "nope"`},
 		{args: "rm box nope bad", code: 3, stdout: "box is removed\nbad is removed", stderr: "helix: remove \"nope\": workspace \"nope\" is not there\nhint: did you mean demo?"},
 		{args: "status nope", code: 3, stderr: "hint: did you mean demo?"},

@@ -50,7 +50,7 @@ func run(m *testing.M) int {
 // build makes the programs as "make build" does, and the peer.
 func build(into string) error {
 	for _, p := range []string{"../cmd/helix", "../cmd/helix-agent", "./peer"} {
-		cmd := exec.Command("go", "build", "-o", into+"/", p)
+		cmd := exec.Command("go", "build", "-ldflags", "-s -w", "-o", into+"/", p)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("build %s: %w\n%s", p, err, out)

@@ -447,3 +447,37 @@ func TestStopGoesOnToHarderPhases(t *testing.T) {
 	}
 	wantNothing(t, m.RunDir)
 }
+
+// Whoever looks whether a machine runs holds its lock for a moment; that must not
+// pass for a machine.
+func TestLookingDoesNotLock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "shim.lock")
+	stop, looked := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for {
+			select {
+			case <-stop:
+				looked <- nil
+				return
+			default:
+			}
+			if err := held(path); err != nil && !errors.Is(err, ErrRunning) {
+				looked <- err
+				return
+			}
+		}
+	}()
+	for range 200 {
+		lock, err := lockRun(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := lock.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	close(stop)
+	if err := <-looked; err != nil {
+		t.Error(err)
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,7 +15,24 @@ import (
 // lockRun takes the lock of a run folder, or fails with ErrRunning. The lock
 // belongs to the open file: a child that inherits it keeps it, so it is free only
 // when the shim and its QEMU are both gone.
-func lockRun(path string) (*os.File, error) { return lockFile(path, os.O_CREATE|os.O_RDWR) }
+//
+// Who only looks (held) has the lock for a moment too, so one refusal is not
+// believed: a machine that runs still holds it after lookTime.
+func lockRun(path string) (*os.File, error) {
+	deadline := time.Now().Add(lookTime)
+	retry := time.NewTicker(lookTime / 20)
+	defer retry.Stop()
+	for {
+		lock, err := lockFile(path, os.O_CREATE|os.O_RDWR)
+		if !errors.Is(err, ErrRunning) || time.Now().After(deadline) {
+			return lock, err
+		}
+		<-retry.C
+	}
+}
+
+// lookTime is far longer than a look at the lock takes.
+const lookTime = 100 * time.Millisecond
 
 // held returns nil when nobody holds the lock of a run folder, and ErrRunning
 // when somebody does. It makes no file: a folder that was cleaned stays clean.

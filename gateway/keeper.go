@@ -76,8 +76,11 @@ func (k *keeper) take(ctx context.Context) (bool, error) {
 func (g *Gateway) acquire(ctx context.Context, name string) (*keeper, error) {
 	for {
 		k := g.keep(name)
-		if ok, err := k.take(ctx); ok || err != nil {
-			return k, err
+		switch ok, err := k.take(ctx); {
+		case err != nil:
+			return nil, err
+		case ok:
+			return k, nil
 		}
 	}
 }
@@ -88,13 +91,14 @@ func (g *Gateway) acquireToStop(ctx context.Context, name string) (*keeper, erro
 	k := g.keep(name)
 	k.interrupt(errAborted)
 	got, err := g.acquire(ctx, name)
-	if err != nil {
-		return nil, err
+	for _, asked := range []*keeper{k, got} { // nobody waits any more, also who gave up
+		if asked != nil {
+			asked.mu.Lock()
+			asked.asked = false
+			asked.mu.Unlock()
+		}
 	}
-	got.mu.Lock()
-	got.asked = false
-	got.mu.Unlock()
-	return got, nil
+	return got, err
 }
 
 func (k *keeper) give() { k.turn <- struct{}{} }

@@ -111,15 +111,12 @@ type gateway struct {
 
 var ranges atomic.Uint32
 
-// nextRange gives each gateway 256 addresses. Users of one machine get different
-// ones.
+// nextRange gives each gateway 256 addresses. Test runs on one machine get
+// different ones, most likely.
 func nextRange() netip.Prefix {
 	n := ranges.Add(1) - 1
-	second := byte(140)
-	if os.Geteuid() != 0 {
-		second = 150
-	}
-	return netip.PrefixFrom(netip.AddrFrom4([4]byte{127, second + byte(n>>8), byte(n), 0}), 24)
+	second := byte(130 + os.Getpid()%100)
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{127, second, byte(n), 0}), 24)
 }
 
 // newGateway makes a gateway that is not started yet.

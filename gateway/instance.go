@@ -161,8 +161,18 @@ func (i *instance) watch() ([]*tunnel.Session, <-chan struct{}) {
 // whose network was taken down in the guest is silent, not closed.
 const openPatience = 2 * time.Second
 
+// linkPatience is how long a target that runs is waited for when none of its
+// links is up: after a restart of the gateway the agent is back within moments.
+const linkPatience = 3 * time.Second
+
 // open opens a stream on the best session that works.
 func (i *instance) open(ctx context.Context, req wire.OpenRequest) (tunnel.Conn, error) {
+	waiting, cancel := context.WithTimeout(ctx, linkPatience)
+	awaited := i.await(waiting)
+	cancel()
+	if awaited != nil {
+		return nil, fmt.Errorf("open a stream to %q: no link: %w", i.workspace, tunnel.ErrClosed)
+	}
 	sessions, _ := i.watch()
 	err := error(tunnel.ErrClosed)
 	for n, s := range sessions {

@@ -8,6 +8,7 @@ import (
 
 	"helix.local/helix/agent/wire"
 	"helix.local/helix/gateway/web"
+	"helix.local/helix/tunnel"
 	"helix.local/helix/workspaces"
 )
 
@@ -105,6 +106,9 @@ func TestInstanceEndsOnce(t *testing.T) {
 	}
 	if i.ready() {
 		t.Error("an ended instance is ready")
+	}
+	if _, err := i.open(t.Context(), wire.OpenRequest{Service: wire.ServiceSSH}); !errors.Is(err, tunnel.ErrClosed) {
+		t.Errorf("a stream to an ended instance: %v", err)
 	}
 }
 

@@ -2,12 +2,14 @@ package dnsd
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/miekg/dns"
@@ -75,13 +77,20 @@ func newServer(t testing.TB) *Server {
 func serve(t testing.TB, s *Server) string {
 	t.Helper()
 	var lc net.ListenConfig
-	udp, err := lc.ListenPacket(t.Context(), "udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	tcp, err := lc.Listen(t.Context(), "tcp", udp.LocalAddr().String())
-	if err != nil {
-		t.Fatal(err)
+	var udp net.PacketConn
+	var tcp net.Listener
+	for tcp == nil { // a port that is free for UDP may be somebody's for TCP
+		var err error
+		if udp, err = lc.ListenPacket(t.Context(), "udp", "127.0.0.1:0"); err != nil {
+			t.Fatal(err)
+		}
+		if tcp, err = lc.Listen(t.Context(), "tcp", udp.LocalAddr().String()); err != nil {
+			if !errors.Is(err, syscall.EADDRINUSE) {
+				t.Fatal(err)
+			}
+			tcp = nil
+			_ = udp.Close() // the next one then
+		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)

@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -108,13 +109,20 @@ func nameServer(t *testing.T) string {
 		}
 		_ = w.WriteMsg(m) // the client of the test sees what is missing
 	})
-	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ln, err := net.Listen("tcp", pc.LocalAddr().String())
-	if err != nil {
-		t.Fatal(err)
+	var pc net.PacketConn
+	var ln net.Listener
+	for ln == nil { // a port that is free for UDP may be somebody's for TCP
+		var err error
+		if pc, err = net.ListenPacket("udp", "127.0.0.1:0"); err != nil {
+			t.Fatal(err)
+		}
+		if ln, err = net.Listen("tcp", pc.LocalAddr().String()); err != nil {
+			if !errors.Is(err, syscall.EADDRINUSE) {
+				t.Fatal(err)
+			}
+			ln = nil
+			_ = pc.Close() // the next one then
+		}
 	}
 	for _, s := range []*dns.Server{{PacketConn: pc, Handler: handler}, {Listener: ln, Handler: handler}} {
 		started, ended := make(chan struct{}), make(chan struct{})

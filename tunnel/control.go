@@ -57,11 +57,11 @@ func (s *Session) writeControl() {
 			return
 		}
 		s.mu.Lock()
-		todo := s.out
+		batch := s.out
 		s.out = nil
 		s.pongs = 0
 		s.mu.Unlock()
-		for _, a := range todo {
+		for _, a := range batch {
 			var err error
 			if a.fin != nil {
 				err = a.fin.mux.Close()
